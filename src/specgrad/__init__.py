@@ -1,0 +1,21 @@
+"""specgrad: spectral optimizers such as Muon, and the theory that says when, where and why they win.
+
+``linalg`` (matrix kernels), ``optim`` (optimizers and routing) and ``probe`` (which layers want a spectral update) are
+imported with the package; the labs, such as ``gpt``, on first use.
+"""
+
+import importlib
+from types import ModuleType
+
+from specgrad import linalg, optim, probe
+from specgrad.probe import Probe
+
+__version__ = "0.1.0"
+_LABS = ("gpt",)
+__all__ = ["Probe", "linalg", "optim", "probe", *_LABS]
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in _LABS:
+        return importlib.import_module(f"specgrad.{name}")
+    raise AttributeError(f"module 'specgrad' has no attribute {name!r}")

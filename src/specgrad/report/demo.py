@@ -1,0 +1,148 @@
+"""The main job: train three ways on real text, probe on the way, write the report."""
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from specgrad import gpt
+from specgrad.figures import _gpt, gpt_condition, gpt_optimizers
+from specgrad.figures._collect import collect, publish
+from specgrad.figures._figure import Watch, run_of
+from specgrad.figures._gpt import Config
+from specgrad.gpt.model import Mlp, Positions
+from specgrad.gpt.tuning import tune, write_sweep
+from specgrad.report.demo_page import demo_page
+from specgrad.report.demo_result import DemoResult, write_tables
+from specgrad.runs import Store
+from specgrad.runs.interrupt import StopRequest
+from specgrad.runs.progress import RunProgress
+
+SETTINGS_FILE = "demo.json"
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """Settings of ``specgrad demo``.
+
+    Attributes:
+        out: folder for report, tables, figures and stored runs.
+        text: a text file of your own; default: the shipped Shakespeare.
+        size: tiny, small, medium or large decoder.
+        mlp: relu2 (squared ReLU) or swiglu (gated).
+        positions: rotary or learned positions.
+        steps: optimizer steps of each of the three runs.
+        batch_size: sequences per step.
+        adamw_lr: AdamW's learning rate; default: the tuned one of each run.
+        muon_lr: Muon's learning rate; default: the tuned one of each run.
+        weight_decay: decoupled weight decay of the hidden matrices.
+        probe_every: steps between measurements of ranks and validation loss.
+        device: device of the models, such as cpu or cuda.
+        dtype: float32, float64 or bfloat16.
+        seed: seed of weights and batches, the same for all three runs.
+        tune: repeat the learning-rate sweep first, and use what it finds.
+    """
+
+    out: Path = Path("specgrad-demo")
+    text: Path | None = None
+    size: str = "small"
+    mlp: Mlp = "relu2"
+    positions: Positions = "rotary"
+    steps: int = 400
+    batch_size: int = 16
+    adamw_lr: float | None = None
+    muon_lr: float | None = None
+    weight_decay: float = 0.0
+    probe_every: int = 20
+    device: str = "cpu"
+    dtype: str = "float32"
+    seed: int = 0
+    tune: bool = False
+
+    def configs(self) -> list[Config]:
+        """The three runs; raises ValueError for a setting out of range."""
+        shared = {key: value for key, value in asdict(self).items() if key not in ("out", "tune")}
+        return _gpt.comparison(**shared)
+
+
+def saved_options(out: Path) -> DemoOptions:
+    """Options of the last demo in a folder, for ``--resume``.
+
+    Raises:
+        ValueError: if no demo was started there.
+    """
+    file = out / SETTINGS_FILE
+    if not file.is_file():
+        raise ValueError(f"`out` must hold an earlier demo to resume; got {str(out)!r}, which has no {SETTINGS_FILE}.")
+    saved = json.loads(file.read_text(encoding="utf-8"))
+    paths = {key: Path(saved[key]) if saved[key] is not None else None for key in ("out", "text")}
+    return DemoOptions(**(saved | paths))
+
+
+def run_demo(options: DemoOptions) -> DemoResult:
+    """Does what is missing, then writes ``report.html``, ``tables/`` and ``figures/`` into the output folder.
+
+    Args:
+        options: settings; checked before anything is trained.
+
+    Returns:
+        The result, with the path of the report.
+
+    Raises:
+        ValueError: for a setting out of range, a missing or short text, or a folder that cannot be written.
+        Interrupted: after Ctrl-C; finished runs and the state of the one in progress are kept.
+    """
+    configs = options.configs()
+    store = Store(options.out / "runs")
+    settings = {key: str(v) if isinstance(v, Path) else v for key, v in asdict(options).items()}
+    (options.out / SETTINGS_FILE).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    with StopRequest() as stop:
+        if options.tune:
+            configs = _tuned(options, configs, store, stop)
+        missing = [c for c in configs if run_of(_gpt, c) not in store]
+        with RunProgress(len(missing) * options.steps) as progress:
+            for config in configs:
+                if config not in missing:
+                    progress.say(f"{gpt.LABELS[config.update]}: finished earlier, found in {store.path}")
+            table = collect(_gpt, configs, store, lambda c: _watch(c, store, progress, stop))
+    figures = options.out / "figures"
+    checks = publish(gpt_optimizers, table, figures, "losses") + publish(gpt_condition, table, figures, "condition")
+    result = DemoResult.of(options.out / "report.html", table, checks, [store.about(run_of(_gpt, c)) for c in configs])
+    write_tables(result, options.out / "tables")
+    result.path.write_text(demo_page(result, figures, options), encoding="utf-8")
+    return result
+
+
+def _watch(config: Config, store: Store, progress: RunProgress, stop: StopRequest) -> Watch:
+    on_step = progress.watch(gpt.LABELS[config.update], config.steps)
+    return Watch(on_step, stop, store.checkpoint(run_of(_gpt, config)))
+
+
+def _tuned(options: DemoOptions, configs: list[Config], store: Store, stop: StopRequest) -> list[Config]:
+    """Repeats the sweep through the store and puts the rates it found into the configurations."""
+    rows: list[dict[str, Any]] = []
+    with RunProgress(9 * options.steps) as progress:
+
+        def measure_recipe(recipe: gpt.Recipe) -> float:
+            config = replace(
+                configs[0], update=recipe.update, adamw_lr=recipe.adamw_lr, muon_lr=recipe.muon_lr,
+                probe_every=options.steps,
+            )  # fmt: skip
+            try:
+                table = collect(_gpt, [config], store, lambda c: _watch(c, store, progress, stop))
+            except FloatingPointError as error:
+                progress.say(str(error))
+                return float("inf")
+            return float(table.filter(table["step"] == options.steps)["val_loss"][0])
+
+        for row in tune(measure_recipe, options.steps, options.mlp):
+            about = {"size": options.size, "seed": options.seed, "text": configs[0].task.config()["text"]}
+            rows.append(about | row)
+            write_sweep(options.out / "tuning.csv", rows)
+            rates = f"AdamW {row['adamw_lr']:g}" + (f", Muon {row['muon_lr']:g}" if row["update"] != "adamw" else "")
+            progress.say(f"sweep: {gpt.LABELS[row['update']]} at {rates}: validation loss {row['val_loss']:.4f}")
+    tuned = []
+    for config in configs:
+        adamw_lr, muon_lr = gpt.tuned_rates(config.update, options.mlp, rows)
+        tuned.append(replace(config, adamw_lr=adamw_lr, muon_lr=muon_lr))
+    return tuned
