@@ -1,5 +1,6 @@
 """How it is trained: one run of one recipe, probed, resumable."""
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -68,64 +69,83 @@ def simulate(
     """
     if checkpoint_every < 1:
         raise ValueError(f"`checkpoint_every` of `gpt.simulate` must be >= 1; got {checkpoint_every}.")
-    model = task.model(device, dtype)
-    optimizer = recipe.optimizer(model)
-    base_rates = [float(group["lr"]) for group in optimizer.param_groups]
-    records: list[dict[str, Any]] = []
-    start, seconds = 0, 0.0
+    run = _Training(task, recipe, torch.device(device), dtype)
     if checkpoint is not None and checkpoint.exists():
-        saved = torch.load(checkpoint, map_location=device, weights_only=True)
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        start, seconds, records = saved["step"], saved["seconds"], saved["records"]
-
-    def save(step: int) -> None:
-        if checkpoint is not None:
-            state = {
-                "model": model.state_dict(), "optimizer": optimizer.state_dict(),
-                "step": step, "seconds": seconds, "records": records,
-            }  # fmt: skip
-            temporary = checkpoint.with_suffix(f".{os.getpid()}.tmp")
-            torch.save(state, temporary)
-            temporary.replace(checkpoint)
-
+        run.load(checkpoint)
     running = task.validation_windows(_RUNNING_WINDOWS)
-    with Probe(model, every=probe_every) as probe:
-        probe.resume_at(start)
-        for step in range(start, recipe.steps):
-            if step == recipe.steps - 1:
+    with Probe(run.model, every=probe_every) as probe:
+        probe.resume_at(run.step)
+        while run.step < recipe.steps:
+            if run.step == recipe.steps - 1:
                 probe.measure_now()
             if probe.measuring:
-                records.append({"step": step} | _validation(sequence_losses(model, running)))
-            began = time.perf_counter()
-            for group, rate in zip(optimizer.param_groups, base_rates, strict=True):
-                group["lr"] = rate * recipe.schedule(step)
-            value = loss(model, task.batch(step).to(device))
-            value.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            train_loss = value.item()
-            if not probe.measuring:
-                seconds += time.perf_counter() - began
-            if train_loss != train_loss or train_loss == float("inf"):
-                raise FloatingPointError(
-                    f"the training loss of {recipe.update} is {train_loss} at step {step}; lower its learning rate "
-                    f"(AdamW {recipe.adamw_lr:g}, Muon {recipe.muon_lr:g})"
-                )
-            records.append({"step": step, "train_loss": train_loss, "seconds": seconds})
-            records += probe.step()
+                run.records.append({"step": run.step} | _validation(sequence_losses(run.model, running)))
+            train_loss = run.update(timed=not probe.measuring)
+            run.records += probe.step()
             if on_step is not None:
-                on_step(step + 1, train_loss)
-            done = step + 1
-            if done < recipe.steps:
+                on_step(run.step, train_loss)
+            if run.step < recipe.steps:
                 stop = should_stop is not None and should_stop()
-                if stop or done % checkpoint_every == 0:
-                    save(done)
+                if checkpoint is not None and (stop or run.step % checkpoint_every == 0):
+                    run.save(checkpoint)
                 if stop:
-                    raise Interrupted(done, checkpoint)
-    final = sequence_losses(model, task.validation_windows(FINAL_WINDOWS))
-    records.append({"step": recipe.steps} | _validation(final) | {"sequence_losses": final.tolist()})
-    return records
+                    raise Interrupted(run.step, checkpoint)
+    final = sequence_losses(run.model, task.validation_windows(FINAL_WINDOWS))
+    run.records.append({"step": recipe.steps} | _validation(final) | {"sequence_losses": final.tolist()})
+    return run.records
+
+
+class _Training:
+    """The state of a run: model, optimizer, records, number of finished steps, training time."""
+
+    def __init__(self, task: Task, recipe: Recipe, device: torch.device, dtype: torch.dtype) -> None:
+        self.task, self.recipe, self.device = task, recipe, device
+        self.model = task.model(device, dtype)
+        self.optimizer = recipe.optimizer(self.model)
+        self.base_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        self.records: list[dict[str, Any]] = []
+        self.step, self.seconds = 0, 0.0
+
+    def update(self, *, timed: bool) -> float:
+        """One optimizer step; returns the training loss, which is also recorded."""
+        began = time.perf_counter()
+        for group, rate in zip(self.optimizer.param_groups, self.base_rates, strict=True):
+            group["lr"] = rate * self.recipe.schedule(self.step)
+        value = loss(self.model, self.task.batch(self.step).to(self.device))
+        value.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        train_loss = value.item()
+        if timed:
+            self.seconds += time.perf_counter() - began
+        if not math.isfinite(train_loss):
+            raise FloatingPointError(
+                f"the training loss of {self.recipe.update} is {train_loss} at step {self.step}; lower its learning rate "
+                f"(AdamW {self.recipe.adamw_lr}, Muon {self.recipe.muon_lr})"
+            )
+        self.records.append({"step": self.step, "train_loss": train_loss, "seconds": self.seconds})
+        self.step += 1
+        return train_loss
+
+    def save(self, checkpoint: Path) -> None:
+        """Writes the whole state, or leaves the last one in place."""
+        state = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "records": self.records,
+            "step": self.step,
+            "seconds": self.seconds,
+        }
+        temporary = checkpoint.with_suffix(f".{os.getpid()}.tmp")
+        torch.save(state, temporary)
+        temporary.replace(checkpoint)
+
+    def load(self, checkpoint: Path) -> None:
+        """Continues from a state that `save` wrote."""
+        state = torch.load(checkpoint, map_location=self.device, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.records, self.step, self.seconds = state["records"], state["step"], state["seconds"]
 
 
 def _validation(losses: torch.Tensor) -> dict[str, float]:

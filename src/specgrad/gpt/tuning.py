@@ -39,16 +39,15 @@ def tune(measure: Callable[[Recipe], float], steps: int, mlp: str) -> Iterator[d
         for _ in range(_MOST_MOVES):
             for rate in (middle / 2, middle, middle * 2):
                 if rate not in losses:
-                    losses[rate] = measure(recipe(rate))
-                    yield {
-                        "mlp": mlp, "update": update, "adamw_lr": recipe(rate).adamw_lr, "muon_lr": recipe(rate).muon_lr, "steps": steps,
-                        "val_loss": losses[rate],
-                    }  # fmt: skip
+                    tried = recipe(rate)
+                    losses[rate] = measure(tried)
+                    rates = {"adamw_lr": tried.adamw_lr, "muon_lr": tried.muon_lr}
+                    yield {"mlp": mlp, "update": update, **rates, "steps": steps, "val_loss": losses[rate]}
             winner = min((middle / 2, middle, middle * 2), key=losses.__getitem__)
             if winner == middle:
                 break
             middle = winner
-        best[update] = middle
+        best[update] = min(losses, key=losses.__getitem__)
 
 
 def write_sweep(path: Path, rows: list[dict[str, Any]]) -> None:

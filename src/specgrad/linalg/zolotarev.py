@@ -111,7 +111,8 @@ def polar_zolotarev(
     rational_sign(poles, interval)
     if matrix.numel() == 0:
         return matrix.clone()
-    wide = matrix.mT if matrix.shape[-2] > matrix.shape[-1] else matrix
+    # Contiguous, so that a matrix and its transpose meet the same kernels and agree bit for bit.
+    wide = (matrix.mT if matrix.shape[-2] > matrix.shape[-1] else matrix).contiguous()
     x = wide.reshape(-1, *wide.shape[-2:])
     gram, top = _gram_and_top(x)
     unsafe = ~((top > _SAFE_GRAM[0]) & (top < _SAFE_GRAM[1]))
@@ -127,7 +128,7 @@ def polar_zolotarev(
     if not finite.all():
         y = torch.where(finite[:, None, None], y, torch.nan)
     y = y.reshape(wide.shape)
-    return y.mT.contiguous() if wide is not matrix else y
+    return y.mT if matrix.shape[-2] > matrix.shape[-1] else y
 
 
 def _gram_and_top(x: Float[Tensor, "b m n"]) -> tuple[Float[Tensor, "b m m"], Float[Tensor, " b"]]:

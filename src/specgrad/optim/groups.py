@@ -47,8 +47,8 @@ class ParamGroups(list[dict[str, Any]]):
 def param_groups(model: nn.Module, overrides: dict[str, str] | None = None) -> ParamGroups:
     """Groups of a model's parameters: hidden matrices spectral, everything else AdamW.
 
-    Spectral: weights of ``nn.Linear``. AdamW: embeddings, output heads (tied to an embedding, with as many outputs as
-    an embedding has rows, or named like a head), norms, biases, everything that is not the weight of a linear layer.
+    Spectral: weights of ``nn.Linear``. AdamW: embeddings, output heads (tied to an embedding, last with as many outputs as
+    an embedding has rows, or named like a head), norms, biases and whatever else is not the weight of a linear layer.
     Frozen parameters are reported and left out; shared ones are reported once.
 
     Args:
@@ -102,15 +102,27 @@ def _routed(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, str, str]]:
     for module_name, module in model.named_modules(remove_duplicate=True):
         for leaf, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             owners.setdefault(id(parameter), []).append((module, module_name, leaf))
-    vocabularies = {m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)}
+    head = _untied_head(model, owners)
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             yield name, parameter, "frozen", "requires_grad is False"
         else:
-            yield name, parameter, *_judge(owners[id(parameter)], vocabularies)
+            yield name, parameter, *_judge(owners[id(parameter)], head)
 
 
-def _judge(owners: list[tuple[nn.Module, str, str]], vocabularies: set[int]) -> tuple[str, str]:
+def _untied_head(model: nn.Module, owners: dict[int, list[tuple[nn.Module, str, str]]]) -> nn.Module | None:
+    """The last linear layer, if it has as many outputs as an embedding has rows and no head is tied to an embedding.
+
+    Only the last one: hidden layers may well be as wide as a table of positions is long.
+    """
+    embeddings = [m for m in model.modules() if isinstance(m, nn.Embedding)]
+    if any(len(owners[id(m.weight)]) > 1 for m in embeddings):
+        return None
+    linears = [m for m in model.modules() if isinstance(m, nn.Linear)]
+    return linears[-1] if linears and linears[-1].out_features in {m.num_embeddings for m in embeddings} else None
+
+
+def _judge(owners: list[tuple[nn.Module, str, str]], head: nn.Module | None) -> tuple[str, str]:
     modules = [module for module, _, _ in owners]
     module, module_name, leaf = owners[0]
     kind = type(module).__name__
@@ -119,7 +131,7 @@ def _judge(owners: list[tuple[nn.Module, str, str]], vocabularies: set[int]) -> 
     if leaf == "bias":
         return "adamw", f"bias of a {kind}"
     if isinstance(module, nn.Linear):
-        if module.out_features in vocabularies:
+        if module is head:
             return "adamw", "output head: as many outputs as an embedding has rows"
         if _HEAD_NAME.search(module_name):
             return "adamw", "output head by its name"

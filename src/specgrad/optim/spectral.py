@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -91,12 +91,12 @@ class SpectralOptimizer(torch.optim.Optimizer):
                 _check_matrix(name, parameter)
                 self.state[parameter] = {"momentum": torch.zeros_like(parameter)}
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
+    def __getstate__(self) -> dict[str, Any]:
+        # PyTorch's own keeps only state and groups, so that copies and pickles would lose the rest.
+        return super().__getstate__() | {"nonfinite": self.nonfinite, "_defaults_of": self._defaults_of}
+
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Updates every parameter that has a gradient.
 
         Args:

@@ -3,7 +3,7 @@
 import math
 import weakref
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,13 +55,13 @@ class Probe:
         self._handles: list[RemovableHandle] = []
         self._reset()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Probe":
         return self.attach()
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.detach()
 
-    def attach(self) -> Self:
+    def attach(self) -> "Probe":
         """Registers the hooks; the context manager does it for you."""
         if not self._handles:
             for layer in self.layers:

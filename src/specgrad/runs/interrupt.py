@@ -2,7 +2,7 @@
 
 import signal
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any
 
 
 class StopRequest:
@@ -19,7 +19,7 @@ class StopRequest:
         """Whether a stop was requested."""
         return self.requested
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "StopRequest":
         for number in (signal.SIGINT, signal.SIGTERM):
             try:
                 self._previous[number] = signal.signal(number, self._on_signal)

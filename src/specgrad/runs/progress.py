@@ -4,7 +4,6 @@ import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -33,7 +32,7 @@ class RunProgress:
             )  # fmt: skip
             self._overall = self._bars.add_task("all runs", total=total_steps, note="")
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "RunProgress":
         if self._bars is not None:
             self._bars.start()
         return self

@@ -1,0 +1,39 @@
+import doctest
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import specgrad
+
+README = Path(__file__).parents[2] / "README.md"
+MODULES = [info.name for info in pkgutil.walk_packages(specgrad.__path__, "specgrad.")]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings_print_what_they_say(name):
+    failed, _ = doctest.testmod(importlib.import_module(name), verbose=False)
+    assert failed == 0
+
+
+def test_the_examples_of_the_readme_run_in_order(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+    assert len(blocks) == 2
+    for block in blocks:
+        exec(compile(block, str(README), "exec"), names)
+    printed = capsys.readouterr().out
+    assert "hidden matrix of a Linear" in printed
+    assert "The condition holds on" in printed
+    assert (tmp_path / "probe.csv").exists()
+
+
+def test_commands_and_targets_named_in_the_readme_exist():
+    makefile = (README.parent / "Makefile").read_text()
+    for target in re.findall(r"^make (\w+)", README.read_text(), flags=re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
+    for link in re.findall(r"\]\(([^)]+)\)", README.read_text()):
+        assert (README.parent / link).exists(), link
