@@ -99,5 +99,6 @@ def draw(table: pl.DataFrame) -> Figure:
         axes.loglog(rows["condition"], rows["error"], "o-", color=colour, label=f"{mode}: {poles} poles from {interval:g}")
         axes.axhline(rational_sign(poles, interval).error, color=colour, linestyle="--", linewidth=0.8)
     axes.set(xlabel="condition number", ylabel="relative error to the polar factor", title="Rational polar factor, float32")
-    axes.legend(loc="lower right")
+    axes.set_ylim(top=3.0)
+    axes.legend(loc="upper left")
     return figure

@@ -7,14 +7,18 @@ the only one that is factorised. Not to be confused with the Zolotarev-PD iterat
 application suffices here because an optimizer's direction tolerates the equioscillation error.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
+from scipy.linalg import get_blas_funcs, get_lapack_funcs
 from scipy.special import ellipj, ellipkm1
 from torch import Tensor
+
+from specgrad.linalg.backend import Backend, resolve_backend
 
 # Outside this range the Gram matrix's largest eigenvalue (the square of the input's scale) comes so close to the limits
 # of float32 that norms of its columns over- or underflow; the input is then divided by its largest entry first.
@@ -28,6 +32,9 @@ _POWER_STEPS = 5
 # Smallest intervals at which no Cholesky factorisation of a float32 Gram matrix was seen to fail are about 5e-4; when
 # one does fail, the matrix is redone on an interval this much larger.
 _INTERVAL_GROWTH = 4.0
+
+# Stacks of matrices with a shorter short side are factorised together; larger ones are faster one by one on a CPU.
+_LOOP_FROM = 96
 
 
 @dataclass(frozen=True)
@@ -90,7 +97,7 @@ def rational_sign(poles: int, interval: float) -> RationalSign:
 
 
 def polar_zolotarev(
-    matrix: Float[Tensor, "*batch m n"], *, poles: int = 2, interval: float = 2e-3
+    matrix: Float[Tensor, "*batch m n"], *, poles: int = 2, interval: float = 2e-3, backend: Backend = "auto"
 ) -> Float[Tensor, "*batch m n"]:
     """Approximate polar factor by one application of Zolotarev's function in Gram space.
 
@@ -100,6 +107,9 @@ def polar_zolotarev(
         matrix: float32 or float64, any leading batch axes; non-finite matrices give NaN and never touch the others.
         poles: number of poles; 2 is fast (error 0.16), 4 robust (error 0.03 at ``interval=5e-4``).
         interval: relative singular values in ``[interval, 1]`` are mapped to ``1 +- error``; below it the map is linear.
+        backend: ``scipy`` runs matrices on the CPU one by one through SciPy's BLAS, which saves half of every product
+            with a symmetric matrix; ``torch`` uses PyTorch alone; ``auto`` takes ``scipy`` on the CPU while PyTorch
+            runs one thread, since two pools of threads would get in each other's way.
 
     Returns:
         A tensor like ``matrix``; exact zeros for a zero matrix.
@@ -111,9 +121,96 @@ def polar_zolotarev(
     rational_sign(poles, interval)
     if matrix.numel() == 0:
         return matrix.clone()
+    tall = matrix.shape[-2] > matrix.shape[-1]
     # Contiguous, so that a matrix and its transpose meet the same kernels and agree bit for bit.
-    wide = (matrix.mT if matrix.shape[-2] > matrix.shape[-1] else matrix).contiguous()
-    x = wide.reshape(-1, *wide.shape[-2:])
+    x = (matrix.mT if tall else matrix).contiguous()
+    stack = x.reshape(-1, *x.shape[-2:])
+    if matrix.device.type != "cpu" or (len(stack) > 1 and x.shape[-2] < _LOOP_FROM):
+        y = _polar_of_stack(stack, poles, interval)
+    else:
+        single = _scipy_single if resolve_backend(backend, x) == "scipy" else _torch_single
+        y = torch.stack([_polar_of_one(one, poles, interval, single) for one in stack])
+    y = y.reshape(x.shape)
+    return y.mT if tall else y
+
+
+def _polar_of_one(
+    x: Float[Tensor, "m n"], poles: int, interval: float, single: Callable[..., Tensor | None]
+) -> Float[Tensor, "m n"]:
+    """One wide matrix, rescaled if its Gram matrix would leave the safe range, redone if a factorisation fails."""
+    usable = True
+    while (y := single(x, rational_sign(poles, interval))) is None:
+        largest = x.abs().max()
+        if not largest > 0 or not largest.isfinite():
+            return torch.full_like(x, 0.0 if largest == 0 else torch.nan)
+        if usable and largest != 1:
+            x, usable = x / largest, False
+        else:
+            interval = min(_INTERVAL_GROWTH * interval, 0.5)
+    return y
+
+
+def _torch_single(x: Float[Tensor, "m n"], sign: RationalSign) -> Float[Tensor, "m n"] | None:
+    """One application in PyTorch; None if the scale is unsafe or a factorisation failed."""
+    gram = x @ x.mT
+    v = gram[gram.diagonal().argmax()]
+    for _ in range(_POWER_STEPS):
+        v = torch.mv(gram, v / torch.linalg.vector_norm(v))
+    top = torch.linalg.vector_norm(v).item() * _SIGMA_SAFETY**2
+    if not _SAFE_GRAM[0] < top < _SAFE_GRAM[1]:
+        return None
+    left: Tensor | None = None
+    for residue, shift in zip(sign.residues, sign.shifts, strict=True):
+        shifted = gram.clone()
+        shifted.diagonal().add_(shift * top)
+        factor, info = torch.linalg.cholesky_ex(shifted)
+        if info.item() != 0:
+            return None
+        inverse = torch.cholesky_inverse(factor)
+        left = inverse.mul_(residue * top) if left is None else left.add_(inverse, alpha=residue * top)
+    assert left is not None
+    left.diagonal().add_(1)
+    return left.mul_(sign.scale * top**-0.5) @ x
+
+
+def _scipy_single(x: Float[Tensor, "m n"], sign: RationalSign) -> Float[Tensor, "m n"] | None:
+    """One application through SciPy's BLAS and LAPACK, on lower triangles; None as in `_torch_single`.
+
+    The transpose of a row-major X is column-major, which is what BLAS reads without a copy.
+    """
+    columns = x.detach().numpy().T
+    syrk, symv, symm = get_blas_funcs(("syrk", "symv", "symm"), (columns,))
+    potrf, potri = get_lapack_funcs(("potrf", "potri"), (columns,))
+    gram = syrk(1.0, columns, trans=1, lower=1)
+    diagonal = np.diagonal(gram)
+    j = int(diagonal.argmax())
+    v = np.concatenate([gram[j, :j], gram[j:, j]])
+    with np.errstate(all="ignore"):  # an unsafe scale is noticed by its result
+        for _ in range(_POWER_STEPS):
+            v = symv(1.0 / np.linalg.norm(v), gram, v, lower=1)
+        top = float(np.linalg.norm(v)) * _SIGMA_SAFETY**2
+    if not _SAFE_GRAM[0] < top < _SAFE_GRAM[1]:
+        return None
+    left: np.ndarray | None = None
+    index = np.arange(len(gram))
+    for residue, shift in zip(sign.residues, sign.shifts, strict=True):
+        work = gram.copy(order="F")
+        work[index, index] += shift * top
+        work, info = potrf(work, lower=1, clean=0, overwrite_a=1)
+        if info != 0:
+            return None
+        work, info = potri(work, lower=1, overwrite_c=1)
+        if info != 0:
+            return None
+        work *= residue * top
+        left = work if left is None else np.add(left, work, out=left)
+    assert left is not None
+    left[index, index] += 1
+    return torch.from_numpy(symm(sign.scale * top**-0.5, left, columns, side=1, lower=1).T)
+
+
+def _polar_of_stack(x: Float[Tensor, "b m n"], poles: int, interval: float) -> Float[Tensor, "b m n"]:
+    """Many matrices at once, without leaving the device but for three yes-or-no questions."""
     gram, top = _gram_and_top(x)
     unsafe = ~((top > _SAFE_GRAM[0]) & (top < _SAFE_GRAM[1]))
     finite = torch.ones_like(unsafe)
@@ -125,10 +222,7 @@ def polar_zolotarev(
         gram, top = _gram_and_top(x)
         top = torch.where(usable, top, 1)
     y = _inverse_sum(gram, top, poles, interval) @ x
-    if not finite.all():
-        y = torch.where(finite[:, None, None], y, torch.nan)
-    y = y.reshape(wide.shape)
-    return y.mT if matrix.shape[-2] > matrix.shape[-1] else y
+    return y if finite.all() else torch.where(finite[:, None, None], y, torch.nan)
 
 
 def _gram_and_top(x: Float[Tensor, "b m n"]) -> tuple[Float[Tensor, "b m m"], Float[Tensor, " b"]]:
