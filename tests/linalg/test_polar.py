@@ -7,6 +7,7 @@ from specgrad.linalg import polar_factor
 from specgrad.linalg.polar import ZOLOTAREV
 from specgrad.linalg.zolotarev import polar_zolotarev, rational_sign
 
+MODES = ["fast", "robust", "exact", "strict"]
 SHAPES = [(1, 1), (1, 7), (7, 1), (16, 16), (40, 12), (12, 40), (3, 8, 5), (2, 3, 4, 4)]
 
 

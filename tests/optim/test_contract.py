@@ -90,9 +90,9 @@ def test_gradients_are_not_written(optimizer_class):
             weight = nn.Parameter(torch.randn(4, 6).to(dtype))
             weight.grad = torch.randn(4, 6).to(dtype)
             before = weight.grad.clone()
-            optimizer = optimizer_class([weight], nesterov=nesterov)
+            optimizer = optimizer_class([weight], momentum=0.95, nesterov=nesterov)
             optimizer.step()
-            momentum = optimizer.state[weight]["momentum"].clone()
+            momentum = optimizer.state[weight]["momentum_buffer"].clone()
             assert torch.equal(weight.grad, before)
             torch.testing.assert_close(momentum, before * (1 - 0.95), rtol=2e-2, atol=1e-3)
 
@@ -104,7 +104,7 @@ def test_a_parameter_without_gradient_keeps_its_value_and_its_state(optimizer_cl
     first.grad = torch.eye(3)
     optimizer.step()
     assert torch.equal(second, torch.ones(3, 3))
-    assert torch.equal(optimizer.state[second]["momentum"], torch.zeros(3, 3))
+    assert torch.equal(optimizer.state[second]["momentum_buffer"], torch.zeros(3, 3))
     assert second.grad is None
 
 
@@ -143,7 +143,7 @@ def test_a_non_finite_gradient_is_skipped_or_raised_without_touching_any_state(o
     healthy, sick, optimizer = fresh("skip")
     optimizer.step()
     assert torch.equal(sick, torch.eye(3))
-    assert torch.equal(optimizer.state[sick]["momentum"], torch.zeros(3, 3))
+    assert torch.equal(optimizer.state[sick]["momentum_buffer"], torch.zeros(3, 3))
     assert not torch.equal(healthy, torch.eye(3))
     healthy, sick, optimizer = fresh("raise")
     with pytest.raises(FloatingPointError, match="1 of 2 gradients"):
@@ -151,7 +151,7 @@ def test_a_non_finite_gradient_is_skipped_or_raised_without_touching_any_state(o
     assert torch.equal(healthy, torch.eye(3))
     healthy, sick, optimizer = fresh("propagate")
     optimizer.step()
-    assert sick.isnan().all()
+    assert not optimizer.state[sick]["momentum_buffer"].isfinite().any()
     assert healthy.isfinite().all()
 
 
@@ -231,8 +231,95 @@ def test_settings_out_of_range_are_refused_by_name_and_value(unchecked_types, op
 def test_a_parameter_that_is_no_real_matrix_is_refused_by_name_with_the_way_out(
     unchecked_types, optimizer_class, value, error, message
 ):
+    if error is ValueError and optimizer_class.default_update != "spectral":
+        optimizer_class([("bias", nn.Parameter(value))])
+        return
     with pytest.raises(error, match=message):
         optimizer_class([("bias", nn.Parameter(value))])
+
+
+@each_optimizer
+def test_gradient_accumulation_equals_one_step_on_the_sum(optimizer_class):
+    whole, parts = small_model(), small_model()
+    ids = torch.arange(10)
+    (whole(ids).square().mean()).backward()
+    for chunk in ids.split(5):
+        (parts(chunk).square().mean() / 2).backward()
+    for model in (whole, parts):
+        optimizer_class(param_groups(model)).step()
+    for a, b in zip(whole.parameters(), parts.parameters(), strict=True):
+        torch.testing.assert_close(a, b, atol=2e-4, rtol=0)
+
+
+@each_optimizer
+def test_a_gradient_scaler_skips_overflows_and_otherwise_changes_nothing(optimizer_class):
+    plain, scaled = small_model(), small_model()
+    train(plain, optimizer_class(param_groups(plain)), 1)
+    optimizer = optimizer_class(param_groups(scaled))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    ids = torch.randint(11, (9,), generator=torch.Generator().manual_seed(0))
+    scaler.scale(nn.functional.cross_entropy(scaled(ids), ids.roll(1)) * torch.inf).backward()
+    before = weights(scaled)
+    scaler.step(optimizer)
+    scaler.update()
+    assert_equal(before, weights(scaled))
+    optimizer.zero_grad()
+    scaler.scale(nn.functional.cross_entropy(scaled(ids), ids.roll(1))).backward()
+    scaler.step(optimizer)
+    for a, b in zip(plain.parameters(), scaled.parameters(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=0)
+
+
+@each_optimizer
+@pytest.mark.parametrize("source, target", [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)])
+def test_a_checkpoint_loads_into_a_model_of_another_dtype(optimizer_class, source, target):
+    models = [small_model().to(dtype) for dtype in (source, target)]
+    optimizers = [optimizer_class(param_groups(model)) for model in models]
+    train(models[0], optimizers[0], 1)
+    optimizers[1].load_state_dict(optimizers[0].state_dict())
+    train(models[1], optimizers[1], 1, first=1)
+    for parameter in models[1].parameters():
+        assert parameter.dtype == target
+        assert parameter.isfinite().all()
+        assert all(v.dtype == target for k, v in optimizers[1].state[parameter].items() if k != "step")
+
+
+@each_optimizer
+def test_the_last_step_is_reported(optimizer_class):
+    model = small_model()
+    optimizer = optimizer_class(param_groups(model), nonfinite="skip")
+    loss = model(torch.arange(11)).square().mean()
+    loss.backward()
+    model[1].weight.grad[0, 0] = torch.nan
+    model[3].weight.grad = None
+    optimizer.step()
+    report = optimizer.last_step
+    assert report.skipped == ["1.weight"]
+    assert report.without_gradient == 1
+    assert report.updated == {"spectral": 0, "sign": 0, "adamw": 4, "sgd": 0}
+    assert report.matrices == 0
+
+
+@each_optimizer
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        lambda o: torch.optim.lr_scheduler.StepLR(o, 1, 0.5),
+        lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda epoch: 0.5**epoch),
+        lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 3),
+        lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.5),
+    ],
+)
+def test_schedulers_keep_the_ratio_of_the_learning_rates_of_groups(optimizer_class, scheduler):
+    model = small_model()
+    optimizer = optimizer_class(param_groups(model), lr=0.02, adamw_lr=0.004)
+    schedule = scheduler(optimizer)
+    for step in range(2):
+        train(model, optimizer, 1, first=step)
+        schedule.step()
+    rates = {group["update"]: group["lr"] for group in optimizer.param_groups}
+    assert rates["spectral"] / rates["adamw"] == pytest.approx(5)
+    assert rates["spectral"] < 0.02
 
 
 def test_muon_steps_by_the_scaled_polar_factor_of_nesterov_momentum_with_decoupled_decay():
@@ -267,3 +354,111 @@ def test_muon_converges_to_the_minimum_of_a_quadratic():
         weight.grad = (weight - target).detach()
         optimizer.step()
     assert torch.linalg.norm(weight - target) < 0.05 * torch.linalg.norm(target)
+
+
+def test_sgd_groups_follow_the_trajectory_of_pytorchs_sgd():
+    ours, theirs = small_model(), small_model()
+    groups = [{"params": list(ours.parameters()), "update": "sgd", "weight_decay": 0.0, "momentum": 0.9, "nesterov": False}]
+    train(ours, specgrad.optim.Muon(groups, sgd_lr=0.1), 5)
+    train(theirs, torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9), 5)
+    for a, b in zip(weights(ours), weights(theirs), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("adjust_lr_fn", [None, "original", "match_rms_adamw"])
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_muon_with_pytorchs_settings_reproduces_the_trajectory_of_pytorchs_muon(adjust_lr_fn, nesterov):
+    generator = torch.Generator().manual_seed(0)
+    start = [torch.randn(*shape, generator=generator) for shape in ((16, 8), (8, 32), (8, 32))]
+    ours, theirs = ([nn.Parameter(w.clone()) for w in start] for _ in range(2))
+    shared = {"lr": 0.02, "weight_decay": 0.1, "momentum": 0.9, "nesterov": nesterov, "adjust_lr_fn": adjust_lr_fn}
+    ours_optimizer = specgrad.optim.Muon(ours, ns_coefficients=(3.4445, -4.7750, 2.0315), ns_steps=5, eps=1e-7, **shared)
+    theirs_optimizer = torch.optim.Muon(theirs, **shared)
+    for _ in range(20):
+        for a, b in zip(ours, theirs, strict=True):
+            a.grad = torch.randn(a.shape, generator=generator)
+            b.grad = a.grad.clone()
+        ours_optimizer.step()
+        theirs_optimizer.step()
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, atol=2e-6, rtol=0)
+
+
+def test_a_checkpoint_of_pytorchs_muon_continues_in_ours():
+    weight = nn.Parameter(torch.randn(6, 4))
+    theirs = torch.optim.Muon([weight], lr=0.01)
+    weight.grad = torch.randn(6, 4)
+    theirs.step()
+    ours = specgrad.optim.Muon([nn.Parameter(weight.detach().clone())], lr=0.01)
+    ours.load_state_dict({"state": theirs.state_dict()["state"], "param_groups": ours.state_dict()["param_groups"]})
+    (state,) = ours.state.values()
+    assert torch.equal(state["momentum_buffer"], theirs.state[weight]["momentum_buffer"])
+
+
+def test_momentum_as_sum_and_as_average_give_muon_the_same_steps():
+    results = []
+    for style in ("ema", "sum"):
+        model = small_model()
+        train(model, specgrad.optim.Muon(param_groups(model), momentum_style=style, mode="strict"), 6)
+        results.append(weights(model))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
+
+
+def test_specgd_with_the_inverse_smoothness_reaches_its_guaranteed_decrease_at_every_step():
+    generator = torch.Generator().manual_seed(2)
+    inputs = torch.randn(12, 40, generator=generator, dtype=torch.float64).clamp(min=0)
+    labels = torch.randn(7, 40, generator=generator, dtype=torch.float64)
+    weight = nn.Parameter(torch.zeros(7, 12, dtype=torch.float64))
+    smoothness = inputs.square().sum().item() / 40
+    optimizer = specgrad.optim.SpecGD([weight], lr=1 / smoothness)
+    allowed = float("inf")
+    for _ in range(10):
+        optimizer.zero_grad()
+        value = (weight @ inputs - labels).square().sum() / 80
+        value.backward()
+        assert value.item() <= allowed + 1e-12
+        allowed = value.item() - torch.linalg.matrix_norm(weight.grad, "nuc").item() ** 2 / (2 * smoothness)
+        optimizer.step()
+
+
+def test_regularized_muon_tends_to_muon_for_small_lam_and_to_scaled_descent_for_large():
+    grad = torch.randn(5, 5, generator=torch.Generator().manual_seed(3))
+
+    def step(optimizer_class, **settings):
+        weight = nn.Parameter(torch.zeros(5, 5))
+        weight.grad = grad.clone()
+        optimizer_class([weight], lr=1.0, momentum=0.0, nesterov=False, **settings).step()
+        return weight.detach()
+
+    exact = step(specgrad.optim.Muon, mode="strict")
+    torch.testing.assert_close(step(specgrad.optim.RegularizedMuon, lam=1e-6), exact, atol=1e-4, rtol=0)
+    torch.testing.assert_close(step(specgrad.optim.RegularizedMuon, lam=1e5), -grad / 1e5, atol=1e-9, rtol=1e-3)
+
+
+def test_a_user_given_orthogonalizer_replaces_the_polar_factor():
+    weight = nn.Parameter(torch.zeros(3, 3))
+    weight.grad = torch.eye(3)
+    specgrad.optim.Muon([weight], lr=1.0, orthogonalizer=lambda stack: 2 * torch.ones_like(stack)).step()
+    assert torch.equal(weight.detach(), torch.full((3, 3), -2.0))
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"mode": "quick"}, "`mode`.*fast.*'quick'"),
+        ({"scale": "none", "adjust_lr_fn": "original"}, "`adjust_lr_fn`.*not both"),
+        ({"orthogonalizer": torch.sign, "ns_steps": 3}, "`orthogonalizer`.*excludes"),
+        ({"ns_steps": 100}, "`ns_steps`.*got 100"),
+        ({"ns_coefficients": (1.0, 2.0)}, "`ns_coefficients`.*three"),
+    ],
+)
+def test_settings_of_muon_that_exclude_each_other_or_are_unknown_are_refused(settings, message, unchecked_types):
+    with pytest.raises(ValueError, match=message):
+        specgrad.optim.Muon([nn.Parameter(torch.eye(2))], **settings)
+
+
+@pytest.mark.parametrize("lam", [0.0, -1.0, float("inf")])
+def test_regularized_muon_needs_a_positive_lam(lam):
+    with pytest.raises(ValueError, match=r"`lam`.*> 0"):
+        specgrad.optim.RegularizedMuon([nn.Parameter(torch.eye(2))], lam=lam)

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from specgrad.gpt import SIZES, Decoder
-from specgrad.optim import param_groups, shape_factor
+from specgrad.optim import Blocks, param_groups, shape_factor
 
 
 class Tied(nn.Module):
@@ -66,6 +66,52 @@ def test_hidden_layers_as_wide_as_a_table_of_positions_is_long_are_no_heads():
     assert routes(model)["hidden.weight"][0] == "spectral"
 
 
+def test_convolutions_attention_and_foreign_layers_are_routed_by_their_kind():
+    class Conv1D(nn.Module):  # as in GPT-2: stored inputs x outputs
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(8, 24))
+
+    class Experts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stack = nn.Parameter(torch.zeros(4, 8, 8))
+
+    model = nn.ModuleDict(
+        {
+            "conv": nn.Conv2d(8, 8, 3),
+            "grouped": nn.Conv2d(8, 8, 3, groups=2),
+            "depthwise": nn.Conv2d(8, 8, 3, groups=8),
+            "attention": nn.MultiheadAttention(8, 2),
+            "fused": Conv1D(),
+            "experts": Experts(),
+            "lora": nn.Linear(2048, 8),
+            "score": nn.Linear(8, 1),
+            "recurrent": nn.GRU(8, 8),
+        }
+    )
+    by_name = {r.name: r for r in param_groups(model).routes}
+    assert by_name["conv.weight"].blocks == Blocks("flatten")
+    assert by_name["grouped.weight"].blocks == Blocks("flatten", rows=2)
+    assert by_name["depthwise.weight"].reason == "depthwise kernel of a Conv2d"
+    assert by_name["attention.in_proj_weight"].blocks == Blocks(rows=3)
+    assert by_name["attention.in_proj_bias"].update == "adamw"
+    assert by_name["attention.out_proj.weight"].update == "spectral"
+    assert by_name["fused.weight"].blocks == Blocks(transposed=True)
+    assert "declare `blocks`" in by_name["experts.stack"].reason
+    assert by_name["lora.weight"].reason == "aspect ratio 256, above 128"
+    assert by_name["score.weight"].reason == "a single row"
+    assert by_name["recurrent.weight_ih_l0"].update == "adamw"
+    declared = {r.name: r for r in param_groups(model, blocks={"experts": Blocks("batch"), "fused": Blocks(cols=3)}).routes}
+    assert declared["experts.stack"].update == declared["fused.weight"].update == "spectral"
+    assert declared["fused.weight"].reason == "declared by 'fused'"
+
+
+def test_norm_gains_can_be_given_to_the_sign_update():
+    groups = param_groups(Tied(), overrides={"norm.weight": "sign"})
+    assert next(g for g in groups if g["update"] == "sign")["params"][0][0] == "norm.weight"
+
+
 def test_overrides_take_the_first_pattern_found_in_the_name():
     got = routes(Tied(), overrides={r"hidden\.weight": "adamw", "hidden": "adamw", "tokens": "spectral"})
     assert got["hidden.weight"] == ("adamw", r"override 'hidden\\.weight'")
@@ -81,9 +127,9 @@ def test_the_report_is_a_table_of_parameter_shape_update_reason():
 @pytest.mark.parametrize(
     "model, overrides, message",
     [
-        (nn.Linear(2, 2), {"weight": "sgd"}, "`overrides`.*spectral, adamw; got 'sgd'"),
+        (nn.Linear(2, 2), {"weight": "lion"}, "`overrides`.*spectral, sign, adamw, sgd; got 'lion'"),
         (nn.Linear(2, 2), {"wieght": "adamw"}, "'wieght', which matches no parameter"),
-        (nn.Linear(2, 2), {"bias": "spectral"}, "bias, which must be a matrix"),
+        (nn.Linear(2, 2), {"bias": "spectral"}, "bias must be a matrix"),
         (nn.ReLU(), None, "`model`.*at least one trainable parameter"),
     ],
 )

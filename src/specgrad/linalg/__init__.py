@@ -1,6 +1,20 @@
-"""Pure functions on matrices, batched over leading axes: polar factors, norms and soft ranks."""
+"""Pure functions on matrices, batched over leading axes: polar factors, spectral functions, norms and soft ranks."""
 
-from specgrad.linalg.polar import polar_factor
+from specgrad.linalg.functions import h_lambda, h_lambda_derivative, signal_derivative, spectral_function
+from specgrad.linalg.polar import Choice, choose_method, polar_factor
 from specgrad.linalg.ranks import nuclear_norm, nuclear_rank, singular_values, spectral_norm, stable_rank
 
-__all__ = ["nuclear_norm", "nuclear_rank", "polar_factor", "singular_values", "spectral_norm", "stable_rank"]
+__all__ = [
+    "Choice",
+    "choose_method",
+    "h_lambda",
+    "h_lambda_derivative",
+    "nuclear_norm",
+    "nuclear_rank",
+    "polar_factor",
+    "signal_derivative",
+    "singular_values",
+    "spectral_function",
+    "spectral_norm",
+    "stable_rank",
+]

@@ -1,31 +1,83 @@
 """Muon: the polar factor of the momentum."""
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from specgrad.linalg import polar_factor
+from specgrad.linalg.polar import Mode
+from specgrad.linalg.torch_muon import TorchMuonPolar
+from specgrad.optim.scaling import Scale
 from specgrad.optim.spectral import SpectralOptimizer
+
+Orthogonalizer = Callable[[Tensor], Tensor]
 
 
 class Muon(SpectralOptimizer):
     """Momentum, orthogonalised: ``W <- (1 - lr decay) W - lr factor(shape) polar(momentum)``.
 
-    Arguments are those of `SpectralOptimizer`. Hidden matrices take the spectral step and the rest of a model AdamW, in
-    one optimizer object, when the groups come from `specgrad.optim.param_groups`.
+    Hidden matrices take the spectral step and the rest of a model AdamW, in one optimizer object, when the groups come
+    from `specgrad.optim.param_groups`. Settings of ``torch.optim.Muon`` are understood: naming ``ns_coefficients``,
+    ``ns_steps`` or ``eps`` selects its bfloat16 iteration, with which its trajectories are reproduced.
+
+    Args:
+        params: parameters, named parameters or groups.
+        lr: learning rate.
+        mode: accuracy of the polar factor, see `specgrad.linalg.polar_factor`.
+        orthogonalizer: a function on stacks of matrices that replaces the polar factor, such as a soft one.
+        adjust_lr_fn: PyTorch's name of ``scale``: ``original`` or ``match_rms_adamw``.
+        ns_coefficients: coefficients of PyTorch's quintic iteration.
+        ns_steps: its number of steps.
+        eps: its smallest Frobenius norm.
+        settings: see `SpectralOptimizer`.
+
+    Raises:
+        ValueError: for a setting out of range, or two that exclude each other.
 
     Example:
-        >>> import torch
         >>> weight = torch.nn.Parameter(torch.zeros(2, 2))
         >>> weight.grad = torch.diag(torch.tensor([5.0, 0.5]))
-        >>> Muon([weight], lr=0.1, scale="none").step()
-        >>> weight.diagonal().round(decimals=1).tolist()
+        >>> Muon([weight], lr=0.1, scale="none", mode="strict").step()
+        >>> weight.diagonal().round(decimals=3).tolist()
         [-0.10000000149011612, -0.10000000149011612]
 
     Source: Jordan et al., Muon (2024); Davis and Drusvyatskiy (arXiv 2512.04299), section 1.
     """
 
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 0.02,
+        *,
+        mode: Mode = "fast",
+        orthogonalizer: Orthogonalizer | None = None,
+        adjust_lr_fn: Scale | None = None,
+        ns_coefficients: tuple[float, float, float] | None = None,
+        ns_steps: int | None = None,
+        eps: float | None = None,
+        **settings: Any,
+    ) -> None:
+        if adjust_lr_fn is not None:
+            if "scale" in settings:
+                raise ValueError("`adjust_lr_fn` of `Muon` is PyTorch's name of `scale`; give one of them, not both.")
+            settings["scale"] = adjust_lr_fn
+        polar_factor(torch.zeros(1, 1), mode=mode)  # refuses an unknown mode before any step
+        torch_settings = (ns_coefficients, ns_steps, eps)
+        if any(value is not None for value in torch_settings):
+            if orthogonalizer is not None:
+                raise ValueError("`orthogonalizer` of `Muon` excludes `ns_coefficients`, `ns_steps` and `eps`.")
+            orthogonalizer = TorchMuonPolar(*torch_settings)
+        self.mode, self.orthogonalizer = mode, orthogonalizer
+        super().__init__(params, lr, **settings)
+
     def direction(self, momentum: Float[Tensor, "batch m n"], group: dict[str, Any]) -> Float[Tensor, "batch m n"]:
         """Polar factors of the stack."""
-        return polar_factor(momentum)
+        if self.orthogonalizer is not None:
+            return self.orthogonalizer(momentum)
+        return polar_factor(momentum, mode=self.mode)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"mode": self.mode, "orthogonalizer": self.orthogonalizer}

@@ -2,45 +2,71 @@
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from specgrad.optim.adamw import adamw_step, init_adamw_state
-from specgrad.optim.groups import UPDATES
+from specgrad.optim.blocks import Blocks
+from specgrad.optim.rules import SCALAR_RULES
 from specgrad.optim.scaling import Scale, shape_factor
 
 Nonfinite = Literal["propagate", "skip", "raise"]
+MomentumStyle = Literal["ema", "sum"]
+UPDATES = ("spectral", "sign", "adamw", "sgd")
+
+
+@dataclass
+class StepReport:
+    """What the last step did.
+
+    Attributes:
+        updated: number of parameters that each update moved.
+        matrices: number of matrices that went through `SpectralOptimizer.direction`.
+        without_gradient: parameters that had none and were left alone.
+        skipped: names of parameters left out for Inf or NaN in their gradient.
+    """
+
+    updated: dict[str, int] = field(default_factory=lambda: dict.fromkeys(UPDATES, 0))
+    matrices: int = 0
+    without_gradient: int = 0
+    skipped: list[str] = field(default_factory=list)
 
 
 class SpectralOptimizer(torch.optim.Optimizer):
     """Base of the spectral optimizers: ``W <- (1 - lr decay) W - lr factor(shape) direction(momentum)``.
 
-    Subclasses override `direction` and nothing else. A group's ``update`` entry says what its parameters get:
-    ``spectral`` (the default) or ``adamw``, so that one optimizer object serves a whole model. Parameters without a
-    gradient are left exactly as they are, ``p.grad`` is never written, and matrices of equal shape are handled in one
-    batch.
+    Subclasses override `direction` and nothing else. A group's ``update`` says what its parameters get: ``spectral``
+    (the direction), ``sign`` (the sign of the momentum, the analogue for norm gains), ``adamw`` or ``sgd``, so that one
+    object serves a whole model. A group's ``blocks`` (`Blocks`) declares the matrices inside its parameters. Parameters
+    without a gradient are left exactly as they are, ``p.grad`` is never written, the whole state exists before the first
+    step, and matrices of equal shape are handled in one batch.
 
     Args:
         params: parameters, named parameters, or groups such as those of `specgrad.optim.param_groups`.
-        lr: learning rate of spectral groups, > 0 or 0; may be a tensor.
-        momentum: decay of the exponential average of gradients, in [0, 1).
+        lr: learning rate of spectral and sign groups, >= 0; may be a tensor.
+        momentum: decay of the running gradient, in [0, 1).
         nesterov: whether the direction looks one step ahead.
-        weight_decay: decoupled decay of spectral groups, applied at the base ``lr``.
+        weight_decay: decoupled decay of spectral and sign groups, at the base ``lr``.
         scale: shape factor, see `specgrad.optim.scaling`.
+        momentum_style: ``ema`` averages gradients, ``sum`` adds them up; directions that ignore scale are the same.
         nonfinite: what a gradient with Inf or NaN does: ``propagate`` (as in PyTorch), ``skip`` (that parameter and its
             state stay as they were) or ``raise`` (FloatingPointError before anything is changed).
         adamw_lr: learning rate of AdamW groups that state none.
         adamw_betas: their decay rates.
         adamw_eps: their denominator's offset.
         adamw_weight_decay: their decoupled weight decay.
+        sgd_lr: learning rate of sgd groups that state none.
 
     Raises:
-        ValueError: for a setting out of range or a spectral parameter that is not a matrix.
-        TypeError: for a spectral parameter of complex or integer dtype.
+        ValueError: for a setting out of range or a parameter that does not fit its ``blocks``.
+        TypeError: for a parameter of complex or integer dtype.
     """
+
+    #: Update of groups that state none.
+    default_update = "spectral"
 
     def __init__(
         self,
@@ -50,24 +76,27 @@ class SpectralOptimizer(torch.optim.Optimizer):
         nesterov: bool = True,
         weight_decay: float = 0.1,
         scale: Scale = "original",
+        momentum_style: MomentumStyle = "ema",
         nonfinite: Nonfinite = "propagate",
         adamw_lr: float | Tensor = 3e-4,
         adamw_betas: tuple[float, float] = (0.9, 0.95),
         adamw_eps: float = 1e-8,
         adamw_weight_decay: float = 0.0,
+        sgd_lr: float | Tensor = 0.1,
     ) -> None:
         if nonfinite not in ("propagate", "skip", "raise"):
             raise ValueError(f"`nonfinite` must be propagate, skip or raise; got {nonfinite!r}.")
+        shape_factor(scale, 1, 1)  # refuses an unknown name
         self.nonfinite = nonfinite
+        moving = {"momentum": momentum, "nesterov": nesterov, "momentum_style": momentum_style, "weight_decay": weight_decay}
         self._defaults_of: dict[str, dict[str, Any]] = {
-            "spectral": {
-                "lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov, "scale": scale
-            },
-            "adamw": {
-                "lr": adamw_lr, "weight_decay": adamw_weight_decay, "betas": adamw_betas, "eps": adamw_eps
-            },
-        }  # fmt: skip
-        super().__init__(params, {"update": "spectral"})
+            "spectral": moving | {"lr": lr, "scale": scale, "blocks": None},
+            "sign": moving | {"lr": lr},
+            "adamw": {"lr": adamw_lr, "weight_decay": adamw_weight_decay, "betas": adamw_betas, "eps": adamw_eps},
+            "sgd": moving | {"lr": sgd_lr},
+        }
+        self.last_step = StepReport()
+        super().__init__(params, {"update": self.default_update})
 
     def direction(self, momentum: Float[Tensor, "batch m n"], group: dict[str, Any]) -> Float[Tensor, "batch m n"]:
         """What is subtracted, before learning rate and shape factor, for a stack of momentum matrices."""
@@ -75,29 +104,30 @@ class SpectralOptimizer(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group, filling in the defaults of its update and creating the whole state of its parameters."""
-        update = param_group.setdefault("update", "spectral")
+        update = param_group.setdefault("update", self.default_update)
         if update not in UPDATES:
             raise ValueError(f"`update` of a parameter group must be one of {', '.join(UPDATES)}; got {update!r}.")
         for key, value in self._defaults_of[update].items():
             param_group.setdefault(key, value)
+        if isinstance(param_group.get("blocks"), Blocks):
+            # Plain values, so that checkpoints load with weights_only=True.
+            param_group["blocks"] = param_group["blocks"].as_dict()
         _check_settings(param_group)
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        names = group.get("param_names", [f"number {i}" for i in range(len(group["params"]))])
-        for name, parameter in zip(names, group["params"], strict=True):
-            if update == "adamw":
-                self.state[parameter] = init_adamw_state(parameter)
-            else:
-                _check_matrix(name, parameter)
-                self.state[parameter] = {"momentum": torch.zeros_like(parameter)}
+        for name, parameter in self._named(group):
+            _check_parameter(name, parameter, group)
+            init = SCALAR_RULES[update][0] if update in SCALAR_RULES else _init_momentum
+            self.state[parameter] = init(parameter)
 
     def __getstate__(self) -> dict[str, Any]:
         # PyTorch's own keeps only state and groups, so that copies and pickles would lose the rest.
-        return super().__getstate__() | {"nonfinite": self.nonfinite, "_defaults_of": self._defaults_of}
+        mine = {k: v for k, v in self.__dict__.items() if k in ("nonfinite", "_defaults_of", "last_step")}
+        return super().__getstate__() | mine
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Updates every parameter that has a gradient.
+        """Updates every parameter that has a gradient; `last_step` tells what was done.
 
         Args:
             closure: reevaluates the model and returns the loss.
@@ -112,15 +142,47 @@ class SpectralOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self.last_step = StepReport()
         ready = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
+        self.last_step.without_gradient = sum(
+            len(g["params"]) - len(r) for g, r in zip(self.param_groups, ready, strict=True)
+        )
         if self.nonfinite != "propagate":
             ready = self._finite_only(ready)
         for group, parameters in zip(self.param_groups, ready, strict=True):
-            if group["update"] == "spectral":
-                self._spectral_step(parameters, group)
-            elif parameters:
-                adamw_step(parameters, [_grad(p) for p in parameters], [self.state[p] for p in parameters], group)
+            if not parameters:
+                continue
+            grads, states = [_grad(p) for p in parameters], [self.state[p] for p in parameters]
+            if group["update"] in SCALAR_RULES:
+                SCALAR_RULES[group["update"]][1](parameters, grads, states, group)
+            else:
+                ahead = _running([state["momentum_buffer"] for state in states], grads, group)
+                torch._foreach_mul_(parameters, 1 - float(group["lr"]) * group["weight_decay"])
+                if group["update"] == "sign":
+                    torch._foreach_add_(parameters, [u.sign() for u in ahead], alpha=-float(group["lr"]))
+                else:
+                    self._subtract_directions(parameters, ahead, group)
+            self.last_step.updated[group["update"]] += len(parameters)
         return loss
+
+    def _subtract_directions(self, parameters: list[Tensor], ahead: list[Tensor], group: dict[str, Any]) -> None:
+        blocks = Blocks(**group["blocks"]) if group["blocks"] else Blocks()
+        # Matrices of equal shape, from whichever parameter, go through the direction as one stack.
+        sources: dict[tuple[Any, ...], list[Tensor]] = {}
+        targets: dict[tuple[Any, ...], list[Tensor]] = {}
+        steps = [torch.empty_like(u, memory_format=torch.contiguous_format) for u in ahead]
+        for u, step in zip(ahead, steps, strict=True):
+            for source, target in zip(blocks.views(u.contiguous()), blocks.views(step), strict=True):
+                key = (source.shape[-2:], source.dtype, source.device)
+                sources.setdefault(key, []).append(source)
+                targets.setdefault(key, []).append(target)
+        for key, stack in sources.items():
+            directions = self.direction(torch.cat(stack), group)
+            factor = shape_factor(group["scale"], *blocks.outputs_and_inputs(stack[0]))
+            self.last_step.matrices += len(directions)
+            for target, part in zip(targets[key], directions.split([len(s) for s in stack]), strict=True):
+                torch.mul(part.to(target.dtype), factor, out=target)
+        torch._foreach_add_(parameters, steps, alpha=-float(group["lr"]))
 
     def _finite_only(self, ready: list[list[Tensor]]) -> list[list[Tensor]]:
         flat = [p for parameters in ready for p in parameters]
@@ -128,29 +190,18 @@ class SpectralOptimizer(torch.optim.Optimizer):
             return ready
         finite = torch.stack([torch.isfinite(_grad(p)).all().cpu() for p in flat]).tolist()
         bad = {id(p) for p, ok in zip(flat, finite, strict=True) if not ok}
+        names = [name for group in self.param_groups for name, p in self._named(group) if id(p) in bad]
         if bad and self.nonfinite == "raise":
             raise FloatingPointError(
-                f"{len(bad)} of {len(flat)} gradients contain Inf or NaN; no parameter was changed. "
-                'Use nonfinite="skip" to leave such parameters out of the step.'
+                f"{len(bad)} of {len(flat)} gradients contain Inf or NaN ({', '.join(names[:5])}); no parameter was "
+                'changed. Use nonfinite="skip" to leave such parameters out of the step.'
             )
+        self.last_step.skipped = names
         return [[p for p in parameters if id(p) not in bad] for parameters in ready]
 
-    def _spectral_step(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        stacks: dict[tuple[Any, ...], list[Tensor]] = {}
-        for parameter in parameters:
-            stacks.setdefault((parameter.shape, parameter.dtype, parameter.device), []).append(parameter)
-        for (shape, _, _), members in stacks.items():
-            step = group["lr"] * shape_factor(group["scale"], *shape)
-            directions = self.direction(torch.stack([self._momentum(p, group) for p in members]), group)
-            for parameter, direction in zip(members, directions.unbind(0), strict=True):
-                parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                parameter.sub_(direction * step)
-
-    def _momentum(self, parameter: Tensor, group: dict[str, Any]) -> Tensor:
-        average: Tensor = self.state[parameter]["momentum"]
-        grad = _grad(parameter).to(average.dtype)
-        average.lerp_(grad, 1 - group["momentum"])
-        return grad.lerp(average, group["momentum"]) if group["nesterov"] else average
+    def _named(self, group: dict[str, Any]) -> list[tuple[str, Tensor]]:
+        names = group.get("param_names") or [f"number {i}" for i in range(len(group["params"]))]
+        return list(zip(names, group["params"], strict=True))
 
 
 def _grad(parameter: Tensor) -> Tensor:
@@ -158,23 +209,51 @@ def _grad(parameter: Tensor) -> Tensor:
     return parameter.grad
 
 
+def _init_momentum(parameter: Tensor) -> dict[str, Tensor]:
+    return {"momentum_buffer": torch.zeros_like(parameter)}
+
+
+def _running(buffers: list[Tensor], grads: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
+    """Updates the momentum buffers; returns the momentum, or with Nesterov its look-ahead in fresh tensors."""
+    decay = group["momentum"]
+    grads = [g.to(b.dtype) for g, b in zip(grads, buffers, strict=True)]
+    if group["momentum_style"] == "ema":
+        torch._foreach_lerp_(buffers, grads, 1 - decay)
+        return list(torch._foreach_lerp(grads, buffers, decay)) if group["nesterov"] else buffers
+    torch._foreach_mul_(buffers, decay)
+    torch._foreach_add_(buffers, grads)
+    return list(torch._foreach_add(grads, buffers, alpha=decay)) if group["nesterov"] else buffers
+
+
 def _check_settings(group: dict[str, Any]) -> None:
     for key in ("lr", "weight_decay"):
         if not (float(group[key]) >= 0 and math.isfinite(float(group[key]))):
             raise ValueError(f"`{key}` of a {group['update']} group must be finite and >= 0; got {group[key]}.")
+    if group["update"] == "adamw":
+        if not all(0 <= beta < 1 for beta in group["betas"]):
+            raise ValueError(f"`betas` of an adamw group must lie in [0, 1); got {group['betas']}.")
+        return
+    if not 0 <= group["momentum"] < 1:
+        raise ValueError(f"`momentum` must lie in [0, 1); got {group['momentum']}.")
+    if group["momentum_style"] not in ("ema", "sum"):
+        raise ValueError(f"`momentum_style` must be ema or sum; got {group['momentum_style']!r}.")
     if group["update"] == "spectral":
-        if not 0 <= group["momentum"] < 1:
-            raise ValueError(f"`momentum` must lie in [0, 1); got {group['momentum']}.")
         shape_factor(group["scale"], 1, 1)
-    elif not all(0 <= beta < 1 for beta in group["betas"]):
-        raise ValueError(f"`betas` of an adamw group must lie in [0, 1); got {group['betas']}.")
 
 
-def _check_matrix(name: str, parameter: Tensor) -> None:
-    way_out = 'Give it to a group with update="adamw", or let `specgrad.optim.param_groups(model)` decide.'
+def _check_parameter(name: str, parameter: Tensor, group: dict[str, Any]) -> None:
     if not parameter.dtype.is_floating_point:
-        raise TypeError(f"Parameter {name} must be of a real floating dtype for a spectral update; got {parameter.dtype}.")
-    if parameter.ndim != 2:
+        raise TypeError(f"Parameter {name} must be of a real floating dtype; got {parameter.dtype}. Freeze it instead.")
+    if parameter.layout != torch.strided:
+        raise TypeError(f"Parameter {name} must be dense; got layout {parameter.layout}.")
+    if group["update"] != "spectral":
+        return
+    blocks = Blocks(**group["blocks"]) if group["blocks"] else Blocks()
+    try:
+        blocks.views(torch.empty(parameter.shape, device="meta"))
+    except ValueError as error:
         raise ValueError(
-            f"Parameter {name} must be a matrix for a spectral update; got shape {tuple(parameter.shape)}. {way_out}"
-        )
+            f"Parameter {name} {error}. Declare its matrices by the group's `blocks`, for example "
+            "Blocks(layout='flatten') for a convolution or Blocks(layout='batch') for stacked experts, give it to a group "
+            'with update="adamw", or let `specgrad.optim.param_groups(model)` decide.'
+        ) from None
