@@ -6,10 +6,14 @@ error is relative to that subspace's own largest value, and a first-order correc
 orthogonal.
 """
 
+import numpy as np
 import torch
 from jaxtyping import Float
+from scipy.linalg.blas import dsyrk
+from scipy.linalg.lapack import dsyevd
 from torch import Tensor
 
+from specgrad.linalg.backend import Backend, resolve_backend
 from specgrad.linalg.exact import polar_svd
 
 # Rows below this share of the largest row norm are rotated again inside their own span, twice at most.
@@ -57,11 +61,11 @@ def polar_eigh(matrix: Float[Tensor, "m n"]) -> Float[Tensor, "m n"]:
     overlap = rows @ rows.mT
     overlap.diagonal().zero_()
     left = v - v @ (overlap * (norms / (norms[:, None] + norms)))
-    result = left @ rows
+    result: Tensor = left @ rows
     return result.mT if tall else result
 
 
-def polar_strict(matrix: Float[Tensor, "m n"]) -> Float[Tensor, "m n"]:
+def polar_strict(matrix: Float[Tensor, "m n"], backend: Backend = "auto") -> Float[Tensor, "m n"]:
     """Polar factor of one matrix with float64 inside: ``V w^{-1/2} V^T X`` from a float64 Gram matrix.
 
     For float32 inputs the square root of the float64 roundoff is below the float32 one, so that the Gram matrix loses
@@ -69,6 +73,7 @@ def polar_strict(matrix: Float[Tensor, "m n"]) -> Float[Tensor, "m n"]:
 
     Args:
         matrix: one finite matrix of any float dtype.
+        backend: library of the symmetric product and the eigenproblem on the CPU.
 
     Returns:
         A tensor of the input's dtype, exact to the rounding of a float32 input.
@@ -83,8 +88,20 @@ def polar_strict(matrix: Float[Tensor, "m n"]) -> Float[Tensor, "m n"]:
     if not scale > 0:
         return torch.zeros_like(matrix)
     x = x / scale
-    w, v = torch.linalg.eigh(x @ x.mT)
+    w, v = _eigh_of_gram(x, backend)
     keep = w > max(x.shape) * torch.finfo(torch.float64).eps * w[-1]
     rows = (v[:, keep] * w[keep].rsqrt()).mT @ x
     result = v[:, keep].to(matrix.dtype) @ rows.to(matrix.dtype)
     return result.mT if tall else result
+
+
+def _eigh_of_gram(x: Float[Tensor, "m n"], backend: Backend) -> tuple[Float[Tensor, " m"], Float[Tensor, "m m"]]:
+    """Eigenvalues, ascending, and eigenvectors of ``x x^T`` in float64."""
+    if resolve_backend(backend, x) == "torch":
+        w, v = torch.linalg.eigh(x @ x.mT)
+        return w, v
+    # The transpose of a row-major matrix is column-major, which is what BLAS reads without a copy.
+    values, vectors, info = dsyevd(dsyrk(1.0, x.numpy().T, trans=1, lower=1), lower=1, overwrite_a=1)
+    if info != 0:
+        raise np.linalg.LinAlgError(f"the symmetric eigenvalue problem did not converge (info {info})")
+    return torch.from_numpy(values), torch.from_numpy(vectors)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, get_args
 
 import torch
@@ -100,7 +101,8 @@ def polar_factor(
     if choice.method == "newton_schulz":
         return polar_newton_schulz(matrix, polynomials=optimal_composition(*NEWTON_SCHULZ[mode]), dtype=choice.dtype)
     if choice.method == "eigh":
-        return _one_by_one(polar_strict if mode == "strict" else polar_eigh, matrix, choice)
+        strict = mode == "strict"
+        return _one_by_one(partial(polar_strict, backend=choice.backend) if strict else polar_eigh, matrix, choice)
     return _finite_only(polar_qdwh if choice.method == "qdwh" else polar_svd, matrix)
 
 
@@ -140,7 +142,8 @@ def choose_method(
     if method in ("svd", "qdwh"):
         dtype = torch.float64
     working = matrix.new_empty(0, dtype=dtype)
-    return Choice(method, mode, dtype, resolve_backend(backend, working) if method == "zolotarev" else "torch")
+    with_scipy = method == "zolotarev" or (method == "eigh" and mode == "strict")
+    return Choice(method, mode, dtype, resolve_backend(backend, working) if with_scipy else "torch")
 
 
 def _is_stack_of_small(shape: Sequence[int]) -> bool:

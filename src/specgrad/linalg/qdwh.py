@@ -64,9 +64,10 @@ def _halley(x: Float[Tensor, "*batch m n"], a: float, b: float, c: float) -> Flo
     if c > _CHOLESKY_UP_TO:
         q = torch.linalg.qr(torch.cat([math.sqrt(c) * x, eye], dim=-2)).Q
         top, bottom = q.split([x.shape[-2], x.shape[-1]], dim=-2)
-        return b / c * x + (a - b / c) / math.sqrt(c) * (top @ bottom.mT)
-    factor = torch.linalg.cholesky(eye + c * (x.mT @ x))
-    return b / c * x + (a - b / c) * torch.cholesky_solve(x.mT, factor).mT
+        mixed: Tensor = (top @ bottom.mT) / math.sqrt(c)
+    else:
+        mixed = torch.cholesky_solve(x.mT, torch.linalg.cholesky(eye + c * (x.mT @ x))).mT
+    return b / c * x + (a - b / c) * mixed
 
 
 def _on_numerical_range(
@@ -78,4 +79,5 @@ def _on_numerical_range(
     keep = values > svd_rank_tolerance(matrix, values.abs().flip(-1))
     if keep.all():
         return x
-    return x @ (vectors * keep[..., None, :]) @ vectors.mT
+    kept: Tensor = x @ (vectors * keep[..., None, :]) @ vectors.mT
+    return kept

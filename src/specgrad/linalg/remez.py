@@ -107,7 +107,7 @@ def _exchange(terms: int, lo: float, up: float) -> tuple[Float[np.ndarray, " k"]
         *q_coefficients, level = np.linalg.solve(np.column_stack([basis, signs]), np.ones(terms + 1))
         q = Chebyshev(q_coefficients, domain=domain)
         # p'(x) = q(t) + 2 t q'(t) at t = x^2 has all its k-1 roots inside, between the alternation points.
-        turning = np.sqrt(np.sort((q + 2 * square * q.deriv()).roots().real.clip(*domain)))
+        turning = np.sqrt(np.sort(np.clip((q + 2 * square * q.deriv()).roots().real, lo * lo, up * up)))
         points = np.concatenate([[lo], turning, [up]])
         excess, before = np.abs(1 - points * q(points**2)).max() - abs(level), excess
         # Rounding of the solve may leave more than the tolerance: then the excess has stopped shrinking.

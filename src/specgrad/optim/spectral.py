@@ -166,21 +166,35 @@ class SpectralOptimizer(torch.optim.Optimizer):
         return loss
 
     def _subtract_directions(self, parameters: list[Tensor], ahead: list[Tensor], group: dict[str, Any]) -> None:
-        blocks = Blocks(**group["blocks"]) if group["blocks"] else Blocks()
-        # Matrices of equal shape, from whichever parameter, go through the direction as one stack.
-        sources: dict[tuple[Any, ...], list[Tensor]] = {}
-        targets: dict[tuple[Any, ...], list[Tensor]] = {}
+        if group["blocks"]:
+            self._subtract_block_directions(parameters, ahead, group, Blocks(**group["blocks"]))
+            return
+        stacks: dict[tuple[Any, ...], tuple[list[Tensor], list[Tensor]]] = {}
+        for parameter, u in zip(parameters, ahead, strict=True):
+            members, sources = stacks.setdefault((u.shape, u.dtype, u.device), ([], []))
+            members.append(parameter)
+            sources.append(u)
+        for (shape, _, _), (members, sources) in stacks.items():
+            directions = self.direction(torch.stack(sources), group)
+            self.last_step.matrices += len(members)
+            step = float(group["lr"]) * shape_factor(group["scale"], *shape)
+            torch._foreach_add_(members, list(directions.unbind(0)), alpha=-step)
+
+    def _subtract_block_directions(
+        self, parameters: list[Tensor], ahead: list[Tensor], group: dict[str, Any], blocks: Blocks
+    ) -> None:
+        # Blocks of equal shape, from whichever parameter, go through the direction as one stack.
+        pairs: dict[tuple[Any, ...], list[tuple[Tensor, Tensor]]] = {}
         steps = [torch.empty_like(u, memory_format=torch.contiguous_format) for u in ahead]
         for u, step in zip(ahead, steps, strict=True):
             for source, target in zip(blocks.views(u.contiguous()), blocks.views(step), strict=True):
-                key = (source.shape[-2:], source.dtype, source.device)
-                sources.setdefault(key, []).append(source)
-                targets.setdefault(key, []).append(target)
-        for key, stack in sources.items():
-            directions = self.direction(torch.cat(stack), group)
-            factor = shape_factor(group["scale"], *blocks.outputs_and_inputs(stack[0]))
+                pairs.setdefault((source.shape[-2:], source.dtype, source.device), []).append((source, target))
+        for stack in pairs.values():
+            directions = self.direction(torch.cat([source for source, _ in stack]), group)
             self.last_step.matrices += len(directions)
-            for target, part in zip(targets[key], directions.split([len(s) for s in stack]), strict=True):
+            factor = shape_factor(group["scale"], *blocks.outputs_and_inputs(stack[0][0]))
+            parts = directions.split([len(source) for source, _ in stack])
+            for (_, target), part in zip(stack, parts, strict=True):
                 torch.mul(part.to(target.dtype), factor, out=target)
         torch._foreach_add_(parameters, steps, alpha=-float(group["lr"]))
 
