@@ -80,6 +80,14 @@ def test_no_singular_value_is_amplified_above_1_25(method, mode, dtype):
             assert top <= 1.25, name
 
 
+@pytest.mark.parametrize("mode", ["fast", "robust"])
+@pytest.mark.parametrize("working", [torch.bfloat16, torch.float32, torch.float64])
+def test_no_working_dtype_of_the_polynomials_amplifies_above_1_25(mode, working):
+    for name, matrix in INPUTS.items():
+        got = polar_factor(matrix.float(), "newton_schulz", mode, dtype=working)
+        assert torch.linalg.matrix_norm(got.double(), 2).item() <= 1.25, name
+
+
 @each_case
 def test_zero_gives_exact_zero_and_a_bad_matrix_in_a_stack_never_touches_its_neighbours(method, mode):
     stack = torch.randn(40, 6, 9, generator=torch.Generator().manual_seed(1))

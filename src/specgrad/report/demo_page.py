@@ -86,8 +86,8 @@ def _order(result: DemoResult) -> Section:
     note = (
         f"The published ablation at 160M parameters and 10,000 steps (Wang et al., arXiv 2509.26030) has the same order: "
         f"{published['adamw']:.3f}, {published['muon-out']:.3f}, {published['muon']:.3f}, with {share:.0%} of the gain from "
-        "the MLP outputs. Standard errors here are over held-out windows of this text for one seed; another seed typically "
-        "moves a loss by about 0.01."
+        "the MLP outputs. Standard errors here are over held-out windows of this text for one seed, and say nothing about "
+        "other seeds."
     )
     return Section("Is the expected order there?", [checks(items), text(note, note=True)])
 
