@@ -458,6 +458,34 @@ def test_settings_of_muon_that_exclude_each_other_or_are_unknown_are_refused(set
         specgrad.optim.Muon([nn.Parameter(torch.eye(2))], **settings)
 
 
+def test_a_sparse_gradient_is_refused_with_the_parameters_name_and_the_way_out():
+    model = nn.Sequential(nn.Embedding(5, 3, sparse=True), nn.Linear(3, 5))
+    optimizer = specgrad.optim.Muon(param_groups(model))
+    model(torch.tensor([1, 2])).sum().backward()
+    with pytest.raises(TypeError, match=r"0\.weight must have a dense gradient.*sparse=False"):
+        optimizer.step()
+
+
+def test_an_update_clip_limits_the_root_mean_square_of_the_step_and_warns_when_it_is_tiny():
+    def stepped(clip, **group):
+        weight = nn.Parameter(torch.zeros(8, 32))
+        weight.grad = torch.randn(8, 32, generator=torch.Generator().manual_seed(0))
+        groups = [{"params": [("w", weight)], **group}]
+        specgrad.optim.Muon(groups, lr=1.0, scale="match_rms_adamw", mode="strict", update_clip=clip).step()
+        return weight.detach()
+
+    free = stepped(None)
+    assert free.square().mean().sqrt().item() == pytest.approx(0.2, rel=1e-4)
+    torch.testing.assert_close(stepped(0.15), free * 0.75, atol=1e-6, rtol=0)
+    torch.testing.assert_close(stepped(0.3), free)
+    blocks = specgrad.optim.Blocks(rows=2)
+    with pytest.warns(UserWarning, match=r"`update_clip` 0\.01 shortens.*parameter w.*20-fold"):
+        clipped = stepped(0.01, blocks=blocks)
+    assert clipped.square().mean().sqrt().item() == pytest.approx(0.01, rel=1e-4)
+    with pytest.raises(ValueError, match=r"`update_clip` must be None or > 0; got 0"):
+        stepped(0.0)
+
+
 @pytest.mark.parametrize("lam", [0.0, -1.0, float("inf")])
 def test_regularized_muon_needs_a_positive_lam(lam):
     with pytest.raises(ValueError, match=r"`lam`.*> 0"):

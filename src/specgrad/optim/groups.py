@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from specgrad.optim.blocks import Blocks
-from specgrad.optim.spectral import UPDATES
+from specgrad.optim.checks import UPDATES
 
 # Names that output heads go by where neither weight tying nor a matching embedding gives them away.
 _HEAD_NAME = re.compile(r"(^|\.)(lm_head|head|unembed|unembedding|classifier|logits|fc_out|output_projection)$")

@@ -1,14 +1,14 @@
 """Muon: the polar factor of the momentum."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from specgrad.linalg import polar_factor
-from specgrad.linalg.polar import Mode
+from specgrad.linalg.polar import Method, Mode
 from specgrad.linalg.torch_muon import TorchMuonPolar
 from specgrad.optim.scaling import Scale
 from specgrad.optim.spectral import SpectralOptimizer
@@ -27,6 +27,8 @@ class Muon(SpectralOptimizer):
         params: parameters, named parameters or groups.
         lr: learning rate.
         mode: accuracy of the polar factor, see `specgrad.linalg.polar_factor`.
+        method: its method.
+        dtype: its working dtype.
         orthogonalizer: a function on stacks of matrices that replaces the polar factor, such as a soft one.
         adjust_lr_fn: PyTorch's name of ``scale``: ``original`` or ``match_rms_adamw``.
         ns_coefficients: coefficients of PyTorch's quintic iteration.
@@ -53,6 +55,8 @@ class Muon(SpectralOptimizer):
         lr: float | Tensor = 0.02,
         *,
         mode: Mode = "fast",
+        method: Method = "auto",
+        dtype: torch.dtype | Literal["auto"] = "auto",
         orthogonalizer: Orthogonalizer | None = None,
         adjust_lr_fn: Scale | None = None,
         ns_coefficients: tuple[float, float, float] | None = None,
@@ -64,20 +68,21 @@ class Muon(SpectralOptimizer):
             if "scale" in settings:
                 raise ValueError("`adjust_lr_fn` of `Muon` is PyTorch's name of `scale`; give one of them, not both.")
             settings["scale"] = adjust_lr_fn
-        polar_factor(torch.zeros(1, 1), mode=mode)  # refuses an unknown mode before any step
+        polar_factor(torch.zeros(1, 1), method, mode, dtype=dtype)  # refuses bad settings before any step
         torch_settings = (ns_coefficients, ns_steps, eps)
         if any(value is not None for value in torch_settings):
             if orthogonalizer is not None:
                 raise ValueError("`orthogonalizer` of `Muon` excludes `ns_coefficients`, `ns_steps` and `eps`.")
             orthogonalizer = TorchMuonPolar(*torch_settings)
-        self.mode, self.orthogonalizer = mode, orthogonalizer
+        self.mode, self.method, self.dtype, self.orthogonalizer = mode, method, dtype, orthogonalizer
         super().__init__(params, lr, **settings)
 
     def direction(self, momentum: Float[Tensor, "batch m n"], group: dict[str, Any]) -> Float[Tensor, "batch m n"]:
         """Polar factors of the stack."""
         if self.orthogonalizer is not None:
             return self.orthogonalizer(momentum)
-        return polar_factor(momentum, mode=self.mode)
+        return polar_factor(momentum, self.method, self.mode, dtype=self.dtype)
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"mode": self.mode, "orthogonalizer": self.orthogonalizer}
+        mine = {k: self.__dict__[k] for k in ("mode", "method", "dtype", "orthogonalizer")}
+        return super().__getstate__() | mine

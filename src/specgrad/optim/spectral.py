@@ -1,6 +1,5 @@
 """`SpectralOptimizer`: momentum, weight decay, shape factors and batching around one overridable direction."""
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -10,12 +9,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from specgrad.optim.blocks import Blocks
+from specgrad.optim.checks import UPDATES, check_parameter, check_settings
 from specgrad.optim.rules import SCALAR_RULES
 from specgrad.optim.scaling import Scale, shape_factor
+from specgrad.optim.sharding import Sharding, all_finite, part_of, whole
 
 Nonfinite = Literal["propagate", "skip", "raise"]
 MomentumStyle = Literal["ema", "sum"]
-UPDATES = ("spectral", "sign", "adamw", "sgd")
 
 
 @dataclass
@@ -51,6 +51,8 @@ class SpectralOptimizer(torch.optim.Optimizer):
         nesterov: whether the direction looks one step ahead.
         weight_decay: decoupled decay of spectral and sign groups, at the base ``lr``.
         scale: shape factor, see `specgrad.optim.scaling`.
+        update_clip: largest root mean square of a parameter's spectral step before the learning rate; None for no limit.
+            Clipping gradients does nothing to a direction that ignores scale; clipping the step does.
         momentum_style: ``ema`` averages gradients, ``sum`` adds them up; directions that ignore scale are the same.
         nonfinite: what a gradient with Inf or NaN does: ``propagate`` (as in PyTorch), ``skip`` (that parameter and its
             state stay as they were) or ``raise`` (FloatingPointError before anything is changed).
@@ -59,6 +61,8 @@ class SpectralOptimizer(torch.optim.Optimizer):
         adamw_eps: their denominator's offset.
         adamw_weight_decay: their decoupled weight decay.
         sgd_lr: learning rate of sgd groups that state none.
+        sharding: what is orthogonalised of a sharded matrix (DTensor): ``gather`` the whole, as a single process would, or
+            ``shardwise`` each rank its own part, without communication.
 
     Raises:
         ValueError: for a setting out of range or a parameter that does not fit its ``blocks``.
@@ -76,6 +80,7 @@ class SpectralOptimizer(torch.optim.Optimizer):
         nesterov: bool = True,
         weight_decay: float = 0.1,
         scale: Scale = "original",
+        update_clip: float | None = None,
         momentum_style: MomentumStyle = "ema",
         nonfinite: Nonfinite = "propagate",
         adamw_lr: float | Tensor = 3e-4,
@@ -83,14 +88,18 @@ class SpectralOptimizer(torch.optim.Optimizer):
         adamw_eps: float = 1e-8,
         adamw_weight_decay: float = 0.0,
         sgd_lr: float | Tensor = 0.1,
+        sharding: Sharding = "gather",
     ) -> None:
+        if sharding not in ("gather", "shardwise"):
+            raise ValueError(f"`sharding` must be gather or shardwise; got {sharding!r}.")
+        self.sharding = sharding
         if nonfinite not in ("propagate", "skip", "raise"):
             raise ValueError(f"`nonfinite` must be propagate, skip or raise; got {nonfinite!r}.")
         shape_factor(scale, 1, 1)  # refuses an unknown name
         self.nonfinite = nonfinite
         moving = {"momentum": momentum, "nesterov": nesterov, "momentum_style": momentum_style, "weight_decay": weight_decay}
         self._defaults_of: dict[str, dict[str, Any]] = {
-            "spectral": moving | {"lr": lr, "scale": scale, "blocks": None},
+            "spectral": moving | {"lr": lr, "scale": scale, "blocks": None, "update_clip": update_clip},
             "sign": moving | {"lr": lr},
             "adamw": {"lr": adamw_lr, "weight_decay": adamw_weight_decay, "betas": adamw_betas, "eps": adamw_eps},
             "sgd": moving | {"lr": sgd_lr},
@@ -112,17 +121,17 @@ class SpectralOptimizer(torch.optim.Optimizer):
         if isinstance(param_group.get("blocks"), Blocks):
             # Plain values, so that checkpoints load with weights_only=True.
             param_group["blocks"] = param_group["blocks"].as_dict()
-        _check_settings(param_group)
+        check_settings(param_group)
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         for name, parameter in self._named(group):
-            _check_parameter(name, parameter, group)
+            check_parameter(name, parameter, group)
             init = SCALAR_RULES[update][0] if update in SCALAR_RULES else _init_momentum
             self.state[parameter] = init(parameter)
 
     def __getstate__(self) -> dict[str, Any]:
         # PyTorch's own keeps only state and groups, so that copies and pickles would lose the rest.
-        mine = {k: v for k, v in self.__dict__.items() if k in ("nonfinite", "_defaults_of", "last_step")}
+        mine = {k: v for k, v in self.__dict__.items() if k in ("nonfinite", "sharding", "_defaults_of", "last_step")}
         return super().__getstate__() | mine
 
     @torch.no_grad()
@@ -144,6 +153,7 @@ class SpectralOptimizer(torch.optim.Optimizer):
                 loss = closure()
         self.last_step = StepReport()
         ready = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
+        self._refuse_sparse(ready)
         self.last_step.without_gradient = sum(
             len(g["params"]) - len(r) for g, r in zip(self.param_groups, ready, strict=True)
         )
@@ -171,20 +181,26 @@ class SpectralOptimizer(torch.optim.Optimizer):
             return
         stacks: dict[tuple[Any, ...], tuple[list[Tensor], list[Tensor]]] = {}
         for parameter, u in zip(parameters, ahead, strict=True):
-            members, sources = stacks.setdefault((u.shape, u.dtype, u.device), ([], []))
+            matrix = whole(u, self.sharding)
+            members, sources = stacks.setdefault((u.shape, matrix.shape, u.dtype, u.device), ([], []))
             members.append(parameter)
-            sources.append(u)
-        for (shape, _, _), (members, sources) in stacks.items():
+            sources.append(matrix)
+        for (shape, _, _, _), (members, sources) in stacks.items():
+            factor = shape_factor(group["scale"], *shape)
             directions = self.direction(torch.stack(sources), group)
+            if group["update_clip"] is not None:
+                directions = torch.stack([_clipped(d, group["update_clip"] / factor) for d in directions])
             self.last_step.matrices += len(members)
-            step = float(group["lr"]) * shape_factor(group["scale"], *shape)
-            torch._foreach_add_(members, list(directions.unbind(0)), alpha=-step)
+            step = float(group["lr"]) * factor
+            parts = [part_of(d, p, self.sharding) for d, p in zip(directions.unbind(0), members, strict=True)]
+            torch._foreach_add_(members, parts, alpha=-step)
 
     def _subtract_block_directions(
         self, parameters: list[Tensor], ahead: list[Tensor], group: dict[str, Any], blocks: Blocks
     ) -> None:
         # Blocks of equal shape, from whichever parameter, go through the direction as one stack.
         pairs: dict[tuple[Any, ...], list[tuple[Tensor, Tensor]]] = {}
+        ahead = [whole(u, self.sharding) for u in ahead]
         steps = [torch.empty_like(u, memory_format=torch.contiguous_format) for u in ahead]
         for u, step in zip(ahead, steps, strict=True):
             for source, target in zip(blocks.views(u.contiguous()), blocks.views(step), strict=True):
@@ -196,13 +212,26 @@ class SpectralOptimizer(torch.optim.Optimizer):
             parts = directions.split([len(source) for source, _ in stack])
             for (_, target), part in zip(stack, parts, strict=True):
                 torch.mul(part.to(target.dtype), factor, out=target)
-        torch._foreach_add_(parameters, steps, alpha=-float(group["lr"]))
+        if group["update_clip"] is not None:
+            steps = [_clipped(step, group["update_clip"]) for step in steps]
+        parts = [part_of(step, p, self.sharding) for step, p in zip(steps, parameters, strict=True)]
+        torch._foreach_add_(parameters, parts, alpha=-float(group["lr"]))
+
+    def _refuse_sparse(self, ready: list[list[Tensor]]) -> None:
+        sparse = {id(p) for parameters in ready for p in parameters if _grad(p).layout != torch.strided}
+        for group in self.param_groups if sparse else ():
+            for name, parameter in self._named(group):
+                if id(parameter) in sparse:
+                    raise TypeError(
+                        f"Parameter {name} must have a dense gradient; got layout {_grad(parameter).layout}. "
+                        "Build its embedding with sparse=False, or give it to torch.optim.SparseAdam."
+                    )
 
     def _finite_only(self, ready: list[list[Tensor]]) -> list[list[Tensor]]:
         flat = [p for parameters in ready for p in parameters]
         if not flat:
             return ready
-        finite = torch.stack([torch.isfinite(_grad(p)).all().cpu() for p in flat]).tolist()
+        finite = torch.stack([all_finite(_grad(p)) for p in flat]).tolist()
         bad = {id(p) for p, ok in zip(flat, finite, strict=True) if not ok}
         names = [name for group in self.param_groups for name, p in self._named(group) if id(p) in bad]
         if bad and self.nonfinite == "raise":
@@ -223,6 +252,13 @@ def _grad(parameter: Tensor) -> Tensor:
     return parameter.grad
 
 
+def _clipped(step: Tensor, limit: float) -> Tensor:
+    """The step, shortened to a root mean square of ``limit`` where it is longer."""
+    rms = torch.linalg.vector_norm(step.float()) / step.numel() ** 0.5
+    shortened: Tensor = step * (limit / rms.clamp(min=limit)).to(step.dtype)
+    return shortened
+
+
 def _init_momentum(parameter: Tensor) -> dict[str, Tensor]:
     return {"momentum_buffer": torch.zeros_like(parameter)}
 
@@ -237,37 +273,3 @@ def _running(buffers: list[Tensor], grads: list[Tensor], group: dict[str, Any]) 
     torch._foreach_mul_(buffers, decay)
     torch._foreach_add_(buffers, grads)
     return list(torch._foreach_add(grads, buffers, alpha=decay)) if group["nesterov"] else buffers
-
-
-def _check_settings(group: dict[str, Any]) -> None:
-    for key in ("lr", "weight_decay"):
-        if not (float(group[key]) >= 0 and math.isfinite(float(group[key]))):
-            raise ValueError(f"`{key}` of a {group['update']} group must be finite and >= 0; got {group[key]}.")
-    if group["update"] == "adamw":
-        if not all(0 <= beta < 1 for beta in group["betas"]):
-            raise ValueError(f"`betas` of an adamw group must lie in [0, 1); got {group['betas']}.")
-        return
-    if not 0 <= group["momentum"] < 1:
-        raise ValueError(f"`momentum` must lie in [0, 1); got {group['momentum']}.")
-    if group["momentum_style"] not in ("ema", "sum"):
-        raise ValueError(f"`momentum_style` must be ema or sum; got {group['momentum_style']!r}.")
-    if group["update"] == "spectral":
-        shape_factor(group["scale"], 1, 1)
-
-
-def _check_parameter(name: str, parameter: Tensor, group: dict[str, Any]) -> None:
-    if not parameter.dtype.is_floating_point:
-        raise TypeError(f"Parameter {name} must be of a real floating dtype; got {parameter.dtype}. Freeze it instead.")
-    if parameter.layout != torch.strided:
-        raise TypeError(f"Parameter {name} must be dense; got layout {parameter.layout}.")
-    if group["update"] != "spectral":
-        return
-    blocks = Blocks(**group["blocks"]) if group["blocks"] else Blocks()
-    try:
-        blocks.views(torch.empty(parameter.shape, device="meta"))
-    except ValueError as error:
-        raise ValueError(
-            f"Parameter {name} {error}. Declare its matrices by the group's `blocks`, for example "
-            "Blocks(layout='flatten') for a convolution or Blocks(layout='batch') for stacked experts, give it to a group "
-            'with update="adamw", or let `specgrad.optim.param_groups(model)` decide.'
-        ) from None
