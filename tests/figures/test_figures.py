@@ -36,7 +36,7 @@ def test_the_quick_preset_of_the_polar_error_passes_its_checks_and_publishes_eve
     store = Store(tmp_path / "runs")
     table = collect(polar_error, polar_error.PRESETS["quick"], store)
     checks = publish(polar_error, table, tmp_path, "polar-error")
-    assert len(checks) == 3
+    assert len(checks) == 8
     assert all(check.passed for check in checks)
     assert {p.suffix for p in tmp_path.glob("polar-error.*")} == {".pdf", ".svg", ".png", ".csv", ".tex"}
     assert pl.read_csv(tmp_path / "polar-error.csv").height == table.height
@@ -51,8 +51,18 @@ def test_stored_runs_are_read_and_not_run_again(tmp_path, monkeypatch):
 
 
 def test_a_check_fails_when_a_kernel_is_worse_than_its_claim():
-    table = pl.DataFrame({"condition": [1.0, 1.0], "mode": ["fast", "robust"], "error": [0.3, 0.01], "gain": [1.3, 1.0]})
-    assert [check.passed for check in polar_error.check(table)] == [False, True, False]
+    table = pl.DataFrame(
+        polar_error.measure(polar_error.Config(rows=16, cols=16, draws=1), Watch()), infer_schema_length=None
+    )
+    assert all(check.passed for check in polar_error.check(table))
+    worse = table.with_columns(
+        error=pl.when(pl.col("method") == "eigh").then(1e-3).otherwise("error"),
+        gain=pl.when(pl.col("method") == "qdwh").then(1.3).otherwise("gain"),
+    )
+    failed = [check.name for check in polar_error.check(worse) if not check.passed]
+    assert [name.split(",")[0] for name in failed] == [
+        "largest error of eigh exact", "largest error of eigh strict", "largest singular value of any result",
+    ]  # fmt: skip
 
 
 def synthetic(losses):

@@ -16,6 +16,8 @@ COLOURS = {
     "zolotarev": "#0072B2",
     "svd": "#000000",
     "newton_schulz": "#D55E00",
+    "eigh": "#009E73",
+    "qdwh": "#CC79A7",
 }
 
 MARKERS = {"adamw": "s", "sgd": "v", "muon-out": "^", "muon": "o"}
