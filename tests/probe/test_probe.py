@@ -93,6 +93,20 @@ def test_micro_batches_are_measured_as_one_batch():
         assert record["nuclear_rank"] == pytest.approx(expected[name]["nuclear_rank"], rel=1e-4)
 
 
+def test_an_input_changed_in_place_between_two_layers_is_measured_twice():
+    model = nn.ModuleDict({"first": nn.Linear(3, 2, bias=False), "second": nn.Linear(3, 2, bias=False)})
+    x = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    expected = [stable_rank(x).item()]
+    with Probe(model, every=1) as probe:
+        model["first"](x)
+        with torch.no_grad():
+            x[0] *= 100
+        expected.append(stable_rank(x).item())
+        (model["first"].weight.sum() + model["second"](x).sum()).backward()
+        got = probe.step()
+    assert [record["stable_rank"] for record in got] == pytest.approx(expected, rel=1e-5)
+
+
 def test_evaluation_without_gradients_is_not_counted():
     model = fresh()
     with Probe(model, every=1) as probe:

@@ -22,11 +22,12 @@ class LinearInputs:
     gram: Float[Tensor, "k k"] | None = None
     sources: list[int] = field(default_factory=list)
 
-    def add(self, gram: Float[Tensor, "k k"], tokens: int) -> None:
-        """Adds the Gram matrix of ``tokens`` further input rows."""
-        self.sources.append(id(gram))
-        self.gram = gram.clone() if self.gram is None else self.gram.add_(gram)
+    def add(self, gram: Float[Tensor, "k k"], tokens: int, source: int) -> None:
+        """Adds the Gram matrix of ``tokens`` further input rows; ``source`` numbers the input among those of the step."""
+        # Out of place: layers with a common input share the matrix.
+        self.gram = gram if self.gram is None else self.gram + gram
         self.tokens += tokens
+        self.sources.append(source)
 
     def stable_rank(self) -> float:
         """Exact stable rank of all input rows; NaN before any or for zero inputs."""

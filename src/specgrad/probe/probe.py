@@ -127,10 +127,10 @@ class Probe:
         self._forced = False
         self._inputs: dict[str, LinearInputs | EmbeddingInputs] = {}
         self._grads: dict[str, Tensor] = {}
-        # Projections that read the same tensor (queries, keys, values) share one Gram matrix. Its identity stands for
-        # the shared input, so all of a step's Gram matrices stay alive until the step ends.
-        self._last_input: weakref.ReferenceType[Tensor] | None = None
-        self._grams: list[tuple[Tensor, int]] = []
+        # Projections that read the same tensor in the same state (queries, keys, values) share one Gram matrix.
+        self._last_input: tuple[weakref.ReferenceType[Tensor], int] | None = None
+        self._last_gram: tuple[Tensor, int] | None = None
+        self._gram_number = 0
 
     def _input_hook(self, layer: Layer) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -141,10 +141,11 @@ class Probe:
             if isinstance(statistics, EmbeddingInputs):
                 statistics.add(inputs, getattr(module, "padding_idx", None))
                 return
-            if self._last_input is None or self._last_input() is not inputs:
-                self._grams.append(gram_of(inputs))
-                self._last_input = weakref.ref(inputs)
-            statistics.add(*self._grams[-1])
+            if self._last_gram is None or self._last_input is None or not _is_same(inputs, *self._last_input):
+                self._last_gram = gram_of(inputs)
+                self._last_input = weakref.ref(inputs), inputs._version
+                self._gram_number += 1
+            statistics.add(*self._last_gram, self._gram_number)
 
         return hook
 
@@ -181,6 +182,11 @@ class Probe:
             "verdict": outcome.verdict,
             "reason": _why_undefined(inputs, grad, stable, nuclear),
         }
+
+
+def _is_same(inputs: Tensor, last: weakref.ReferenceType[Tensor], version: int) -> bool:
+    """Whether a tensor is the one seen last, and not changed in place since."""
+    return last() is inputs and inputs._version == version
 
 
 def _why_undefined(inputs: object | None, grad: Tensor | None, stable: float, nuclear: float) -> str:
