@@ -1,5 +1,6 @@
 """The command line: ``specgrad demo``, ``specgrad figures``, ``specgrad figure``."""
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,8 @@ def main() -> None:
         from specgrad.report.demo import DemoOptions
     except ModuleNotFoundError as error:
         sys.exit(_NEEDS_LAB.format(name=error.name))
+    except KeyboardInterrupt:
+        sys.exit(130)
     from specgrad.gpt import Interrupted
 
     app = tyro.extras.SubcommandApp()
@@ -59,7 +62,7 @@ def main() -> None:
         print(f"specgrad: stopped: {error}", file=sys.stderr)
         status = 1
     except (Interrupted, KeyboardInterrupt) as stop:
-        print(f"specgrad: interrupted: {stop or 'Ctrl-C'}. Finished runs are kept.", file=sys.stderr)
+        print(f"specgrad: interrupted: {str(stop) or 'Ctrl-C'}. Finished runs are kept.", file=sys.stderr)
         status = 130
     sys.exit(status)
 
@@ -70,11 +73,15 @@ def _demo(options: object, resume: bool) -> int:
 
     assert isinstance(options, DemoOptions)
     if resume:
+        if options != DemoOptions(out=options.out):
+            raise ValueError(
+                "`--resume` continues with the settings of the interrupted demo; give no other option but `--out`."
+            )
         options = saved_options(options.out)
     try:
         result = run_demo(options)
     except Interrupted as stop:
-        out = "" if options.out == Path("specgrad-demo") else f" --out {options.out}"
+        out = "" if options.out == DemoOptions().out else f" --out {shlex.quote(str(options.out))}"
         print(f"Interrupted after step {stop.step}. Continue with: specgrad demo --resume{out}", file=sys.stderr)
         return 130
     print(*result.checks, sep="\n")

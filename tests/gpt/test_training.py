@@ -53,6 +53,15 @@ def test_a_run_killed_between_checkpoints_goes_on_from_the_last_one(tmp_path):
     assert comparable(resumed) == comparable(gpt.simulate(TASK, RECIPES["muon"]))
 
 
+def test_a_damaged_checkpoint_is_set_aside_and_the_run_done_from_the_start(tmp_path):
+    file = tmp_path / "state.pt"
+    file.write_bytes(b"not a checkpoint")
+    with pytest.warns(UserWarning, match="cannot be read"):
+        records = gpt.simulate(TASK, RECIPES["adamw"], checkpoint=file)
+    assert comparable(records) == comparable(gpt.simulate(TASK, RECIPES["adamw"]))
+    assert (tmp_path / "state.pt.damaged").exists()
+
+
 def test_the_three_recipes_start_from_the_same_weights_and_see_the_same_batches():
     first = [gpt.simulate(TASK, recipe, probe_every=100)[1]["train_loss"] for recipe in RECIPES.values()]
     assert first[0] == first[1] == first[2]

@@ -66,7 +66,9 @@ def test_an_operator_gives_what_its_matrix_gives():
     operator = Operator(*matrix.shape, lambda v: matrix @ v, lambda v: matrix.mT @ v)
     frobenius = matrix.square().sum().item()
     start = matrix.mean(0)
-    assert estimate_stable_rank(operator, 5, start, frobenius) == estimate_stable_rank(matrix, 5, start)
+    by_operator, by_matrix = estimate_stable_rank(operator, 5, start, frobenius), estimate_stable_rank(matrix, 5, start)
+    assert by_operator.value == pytest.approx(by_matrix.value, rel=1e-12)
+    assert by_operator.error == pytest.approx(by_matrix.error, rel=1e-6)
     one, two = (
         estimate_nuclear_rank(m, generator=torch.Generator().manual_seed(0), squared_frobenius=f)
         for m, f in ((operator, frobenius), (matrix, None))
@@ -84,6 +86,23 @@ def test_low_rank_and_zero_matrices_are_handled():
     assert estimate_spectral_norm(zero).value == 0
     assert math.isnan(estimate_stable_rank(zero).value)
     assert math.isnan(estimate_nuclear_rank(zero).value)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-12, 1e9, 1e19, 1e30])
+def test_estimates_keep_their_side_and_value_at_any_scale(scale):
+    matrix = torch.randn(200, 100, generator=torch.Generator().manual_seed(0))
+    norm, rank = estimate_spectral_norm(matrix * scale), estimate_stable_rank(matrix * scale)
+    assert norm.value == pytest.approx(scale * estimate_spectral_norm(matrix).value, rel=1e-4)
+    assert rank.value == pytest.approx(estimate_stable_rank(matrix).value, rel=1e-4)
+    assert rank.value >= stable_rank(matrix).item() * (1 - 1e-6)
+    assert estimate_nuclear_rank(matrix * scale).value == pytest.approx(nuclear_rank(matrix).item(), rel=0.3)
+
+
+def test_non_finite_matrices_have_no_estimate():
+    matrix = torch.ones(3, 3)
+    matrix[0, 0] = torch.inf
+    for estimate in (estimate_spectral_norm, estimate_stable_rank, estimate_nuclear_rank):
+        assert math.isnan(estimate(matrix).value)
 
 
 @pytest.mark.parametrize(

@@ -190,6 +190,14 @@ def test_both_backends_agree_to_rounding(backend, mode):
     torch.testing.assert_close(polar_factor(matrix, mode=mode, backend=backend).double(), reference, atol=2e-4, rtol=0)
 
 
+@pytest.mark.parametrize("method, mode", [("auto", "exact"), ("auto", "strict"), ("newton_schulz", "robust")])
+def test_a_users_autocast_does_not_round_the_products(method, mode):
+    matrix = torch.randn(40, 60, generator=torch.Generator().manual_seed(7))
+    expected = polar_factor(matrix, method, mode)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(polar_factor(matrix, method, mode), expected)
+
+
 def test_the_choice_can_be_asked_and_follows_accuracy_and_shape():
     assert choose_method(torch.zeros(384, 384)).method == "zolotarev"
     assert choose_method(torch.zeros(400, 32, 32)).method == "newton_schulz"

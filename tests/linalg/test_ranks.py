@@ -41,6 +41,13 @@ def test_ranks_from_the_short_gram_matrix_equal_those_from_singular_values(shape
     assert stable_rank_of_squares(squares).item() == pytest.approx(stable_rank(matrix).item(), rel=1e-10)
 
 
+@pytest.mark.parametrize("scale", [1e-200, 1e200])
+def test_extreme_float64_matrices_have_their_rank(scale):
+    matrix = torch.randn(6, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert stable_rank(matrix * scale).item() == pytest.approx(stable_rank(matrix).item(), rel=1e-9)
+    assert nuclear_rank(matrix * scale).item() == pytest.approx(nuclear_rank(matrix).item(), rel=1e-9)
+
+
 def test_a_zero_or_non_finite_matrix_has_no_rank_and_does_not_disturb_its_batch():
     batch = torch.eye(3).repeat(3, 1, 1)
     batch[0] = 0

@@ -486,6 +486,76 @@ def test_an_update_clip_limits_the_root_mean_square_of_the_step_and_warns_when_i
         stepped(0.0)
 
 
+def test_a_refused_group_leaves_the_optimizer_as_it_was():
+    weight = nn.Parameter(torch.eye(3))
+    optimizer = specgrad.optim.Muon([weight])
+    with pytest.raises(ValueError, match="must be a matrix"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
+    assert len(optimizer.param_groups) == 1
+    weight.grad = torch.eye(3)
+    optimizer.step()
+
+
+@pytest.mark.parametrize("other", [torch.optim.Muon, torch.optim.AdamW])
+def test_a_state_of_another_optimizer_loads_with_what_it_has(other):
+    weight = nn.Parameter(torch.randn(6, 4, generator=torch.Generator().manual_seed(0)))
+    theirs = other([weight], lr=0.01)
+    weight.grad = torch.ones(6, 4)
+    theirs.step()
+    ours = specgrad.optim.Muon([weight], lr=0.5)
+    ours.load_state_dict(theirs.state_dict())
+    assert ours.param_groups[0]["lr"] == 0.01
+    assert ours.param_groups[0]["update"] == "spectral"
+    ours.step()
+    assert weight.isfinite().all()
+
+
+def test_one_list_of_groups_serves_several_optimizers():
+    groups = param_groups(small_model())
+    first = specgrad.optim.Muon(groups, lr=0.02)
+    second = specgrad.optim.Muon(groups, lr=0.5, adamw_lr=0.1)
+    assert [g["lr"] for g in first.param_groups] != [g["lr"] for g in second.param_groups]
+    assert "lr" not in groups[0]
+
+
+def test_schedulers_that_cycle_the_momentum_find_it():
+    model = small_model()
+    optimizer = specgrad.optim.Muon(param_groups(model))
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10)
+    train(model, optimizer, 1)
+    scheduler.step()
+    assert all(w.isfinite().all() for w in weights(model))
+
+
+def test_specgd_sums_the_nuclear_norm_of_half_precision_in_float32():
+    weight = nn.Parameter(torch.zeros(200, 300, dtype=torch.float16))
+    weight.grad = (torch.randn(200, 300, generator=torch.Generator().manual_seed(0)) * 100).half()
+    specgrad.optim.SpecGD([weight], lr=1e-6).step()
+    assert weight.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"adamw_eps": -1.0}, r"`eps`.*>= 0; got -1"),
+        ({"adamw_eps": float("nan")}, "`eps`"),
+        ({"adamw_betas": (0.9,)}, r"`betas`.*two numbers.*\(0\.9,\)"),
+    ],
+)
+def test_settings_of_adamw_groups_are_checked(settings, message, unchecked_types):
+    with pytest.raises(ValueError, match=message):
+        specgrad.optim.Muon([{"params": [nn.Parameter(torch.ones(2))], "update": "adamw"}], **settings)
+
+
+def test_empty_parameters_are_routed_to_adamw_and_refused_elsewhere():
+    assert {r.update for r in param_groups(nn.ModuleList([nn.Linear(4, 0, bias=False), nn.Linear(2, 2)])).routes} == {
+        "adamw",
+        "spectral",
+    }
+    with pytest.raises(ValueError, match="must not be empty"):
+        specgrad.optim.Muon([nn.Parameter(torch.zeros(0, 4))])
+
+
 @pytest.mark.parametrize("lam", [0.0, -1.0, float("inf")])
 def test_regularized_muon_needs_a_positive_lam(lam):
     with pytest.raises(ValueError, match=r"`lam`.*> 0"):

@@ -107,6 +107,49 @@ def test_an_input_changed_in_place_between_two_layers_is_measured_twice():
     assert [record["stable_rank"] for record in got] == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast_does_not_round_the_measurement(dtype):
+    model = nn.Linear(16, 8, bias=False)
+    inputs = torch.randn(3000, 16, generator=torch.Generator().manual_seed(0)) * 3 + 2
+    with Probe(model, every=1) as probe:
+        with torch.autocast("cpu", dtype=dtype):
+            model(inputs).float().square().mean().backward()
+        (record,) = probe.step()
+    assert record["stable_rank"] == pytest.approx(stable_rank(inputs).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1e-24, 1e20])
+def test_inputs_at_the_edges_of_float32_have_their_stable_rank(scale):
+    model = nn.Linear(4, 3, bias=False)
+    inputs = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+    with Probe(model, every=1) as probe:
+        (model(inputs * scale) / scale).sum().backward()
+        (record,) = probe.step()
+    assert record["stable_rank"] == pytest.approx(stable_rank(inputs).item(), rel=1e-5)
+
+
+def test_copies_and_pickles_of_a_probed_model_are_not_probed(tmp_path):
+    model = nn.Linear(4, 3, bias=False)
+    with Probe(model, every=1) as probe:
+        twin = copy.deepcopy(model)
+        torch.save(model, tmp_path / "model.pt")
+        loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+        model(torch.ones(5, 4)).sum().backward()
+        for other in (twin, loaded):
+            other(torch.randn(7, 4)).sum().backward()
+        (record,) = probe.step()
+    assert record["tokens"] == 5
+    assert record["stable_rank"] == pytest.approx(1)
+
+
+def test_parametrised_layers_are_left_out_with_a_reason_and_the_others_are_probed():
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    nn.utils.parametrizations.weight_norm(model[0])
+    probe = Probe(model)
+    assert [layer.name for layer in probe.layers] == ["1"]
+    assert any("parametrizations" in name for name in probe.skipped)
+
+
 def test_evaluation_without_gradients_is_not_counted():
     model = fresh()
     with Probe(model, every=1) as probe:

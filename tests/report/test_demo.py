@@ -135,6 +135,25 @@ def test_an_own_text_is_used_and_named(tmp_path):
     assert "own.txt" in result.path.read_text()
 
 
+def test_resume_works_in_the_folder_it_is_given_wherever_it_was_moved(demo, tmp_path):
+    moved = tmp_path / "a b"
+    shutil.copytree(demo[0], moved)
+    (moved / "report.html").unlink()
+    done = specgrad("demo", "--resume", "--out", "a b", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("finished earlier") == 3
+    assert (moved / "report.html").exists()
+
+
+@pytest.mark.parametrize("content", ["{bad", "{}", "[]", '{"unknown": 1, "text": null}'])
+def test_damaged_settings_are_named_in_one_line(tmp_path, content):
+    (tmp_path / "demo.json").write_text(content)
+    done = specgrad("demo", "--resume", "--out", tmp_path)
+    assert done.returncode == 2
+    assert "demo.json must hold the settings" in done.stderr
+    assert len(lines_of(done.stderr)) == 1
+
+
 def lines_of(error):
     return [line for line in error.splitlines() if line.strip()]
 
@@ -155,6 +174,7 @@ def lines_of(error):
         (["--device", "warp"], "`device` must be available here; got 'warp'"),
         (["--dtype", "int8"], "`dtype` must be one of float32, float64, bfloat16; got 'int8'"),
         (["--resume", "--out", "{nothing}"], "which has no demo.json"),
+        (["--resume", "--steps", "7"], "give no other option but `--out`"),
     ],
 )
 def test_bad_input_fails_before_training_with_one_clear_line(tmp_path, words, message):

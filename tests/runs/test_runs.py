@@ -44,6 +44,17 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("content", [b"", b"garbage", b"PAR1"])
+def test_a_damaged_file_is_named_kept_and_out_of_the_way(tmp_path, content):
+    store = Store(tmp_path)
+    store.file(RUN).write_bytes(content)
+    with pytest.warns(UserWarning, match=f"{RUN.key}.parquet cannot be read"):
+        assert RUN not in store
+    assert (tmp_path / f"{RUN.key}.parquet.damaged").read_bytes() == content
+    store.write(RUN, [{"x": 1}], {})
+    assert RUN in store
+
+
 def test_reading_a_missing_run_and_a_store_in_an_impossible_place_are_refused(tmp_path):
     with pytest.raises(KeyError, match="not in the store"):
         Store(tmp_path).read(RUN)

@@ -64,8 +64,8 @@ class Config:
         if self.dtype not in DTYPES:
             raise ValueError(f"`dtype` must be one of {', '.join(DTYPES)}; got {self.dtype!r}.")
         try:
-            torch.empty(0, device=self.device)
-        except (RuntimeError, AssertionError) as error:
+            torch.zeros(1, device=self.device).item()
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
             raise ValueError(f"`device` must be available here; got {self.device!r} ({error}).") from error
         _ = self.task, self.recipe
 

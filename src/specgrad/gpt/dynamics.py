@@ -2,6 +2,7 @@
 
 import math
 import os
+import pickle
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from specgrad.gpt.observables import sequence_losses
 from specgrad.gpt.recipes import Recipe
 from specgrad.gpt.task import Task, loss
 from specgrad.probe import Probe
+from specgrad.runs.files import set_aside
 
 # Windows for the running validation curve, and for the final loss that optimizers are compared by.
 _RUNNING_WINDOWS = 64
@@ -70,8 +72,8 @@ def simulate(
     if checkpoint_every < 1:
         raise ValueError(f"`checkpoint_every` of `gpt.simulate` must be >= 1; got {checkpoint_every}.")
     run = _Training(task, recipe, torch.device(device), dtype)
-    if checkpoint is not None and checkpoint.exists():
-        run.load(checkpoint)
+    if checkpoint is not None and checkpoint.exists() and not run.load(checkpoint):
+        run = _Training(task, recipe, torch.device(device), dtype)
     running = task.validation_windows(_RUNNING_WINDOWS)
     with Probe(run.model, every=probe_every) as probe:
         probe.resume_at(run.step)
@@ -140,12 +142,17 @@ class _Training:
         torch.save(state, temporary)
         temporary.replace(checkpoint)
 
-    def load(self, checkpoint: Path) -> None:
-        """Continues from a state that `save` wrote."""
-        state = torch.load(checkpoint, map_location=self.device, weights_only=True)
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.records, self.step, self.seconds = state["records"], state["step"], state["seconds"]
+    def load(self, checkpoint: Path) -> bool:
+        """Continues from a state that `save` wrote; a damaged one is set aside with a warning, and False returned."""
+        try:
+            state = torch.load(checkpoint, map_location=self.device, weights_only=True)
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.records, self.step, self.seconds = state["records"], state["step"], state["seconds"]
+        except (OSError, RuntimeError, KeyError, TypeError, EOFError, pickle.UnpicklingError) as error:
+            set_aside(checkpoint, ValueError(str(error).splitlines()[0] if str(error) else type(error).__name__))
+            return False
+        return True
 
 
 def _validation(losses: torch.Tensor) -> dict[str, float]:

@@ -55,8 +55,8 @@ class Recipe:
         if (self.muon_lr is None) != (self.update == "adamw"):
             wanted = "None" if self.update == "adamw" else "a learning rate > 0"
             raise ValueError(f"`muon_lr` must be {wanted} for update {self.update!r}; got {self.muon_lr}.")
-        if not self.weight_decay >= 0:
-            raise ValueError(f"`weight_decay` must be >= 0; got {self.weight_decay}.")
+        if not 0 <= self.weight_decay < float("inf"):
+            raise ValueError(f"`weight_decay` must be finite and >= 0; got {self.weight_decay}.")
         if self.steps < 1:
             raise ValueError(f"`steps` must be >= 1; got {self.steps}.")
 

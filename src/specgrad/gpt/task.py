@@ -16,6 +16,9 @@ from specgrad.runs.seeds import stream
 # The last tenth of the text is held out, in the order of the text: no window of it overlaps a training window.
 _HELD_OUT = 0.1
 
+# A standard error over validation windows needs more than one.
+_LEAST_WINDOWS = 2
+
 
 @dataclass(frozen=True)
 class Task:
@@ -51,13 +54,13 @@ class Task:
                 raise ValueError(f"`{name}` of `gpt.Task` must be one of {', '.join(allowed)}; got {got!r}.")
         if self.batch_size < 1:
             raise ValueError(f"`batch_size` of `gpt.Task` must be >= 1; got {self.batch_size}.")
-        needed = self.batch_size * (self.dimensions.context + 1)
-        if self._train.numel() < needed or self._held_out.numel() < self.dimensions.context + 1:
+        window = self.dimensions.context + 1
+        needed = self.batch_size * window
+        if self._train.numel() < needed or self._held_out.numel() < _LEAST_WINDOWS * window:
+            least = max(int(needed / (1 - _HELD_OUT)), int(_LEAST_WINDOWS * window / _HELD_OUT)) + 2
             raise ValueError(
-                f"`text` of `gpt.Task` must hold a batch of {self.batch_size} windows of "
-                f"{self.dimensions.context + 1} bytes in its first 90 % and one window in the rest, that is at least "
-                f"{max(int(needed / (1 - _HELD_OUT)), int((self.dimensions.context + 1) / _HELD_OUT)) + 2:,} bytes; "
-                f"got {self._tokens.numel():,}."
+                f"`text` of `gpt.Task` must hold a batch of {self.batch_size} windows of {window} bytes in its first 90 % "
+                f"and {_LEAST_WINDOWS} windows in the rest, that is at least {least:,} bytes; got {self._tokens.numel():,}."
             )
 
     @property

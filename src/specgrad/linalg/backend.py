@@ -1,6 +1,8 @@
 """Which library multiplies and factorises matrices on the CPU."""
 
+import os
 import time
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Literal, get_args
 
@@ -13,8 +15,9 @@ Backend = Literal["auto", "torch", "scipy"]
 def resolve_backend(backend: Backend, matrix: Tensor) -> Literal["torch", "scipy"]:
     """The library that ``backend`` stands for on a matrix.
 
-    ``auto`` is ``scipy`` for float32 and float64 on the CPU while PyTorch runs one thread, and ``torch`` otherwise: SciPy
-    brings a pool of threads of its own, and two pools get in each other's way.
+    ``auto`` is ``scipy`` for float32 and float64 on the CPU where both PyTorch and, by OPENBLAS_NUM_THREADS or
+    OMP_NUM_THREADS, SciPy run one thread, and ``torch`` otherwise: two pools of threads get in each other's way, at times
+    twenty-fold.
 
     Raises:
         ValueError: for an unknown name, or ``scipy`` where the matrix is not on the CPU.
@@ -24,7 +27,17 @@ def resolve_backend(backend: Backend, matrix: Tensor) -> Literal["torch", "scipy
     able = matrix.device.type == "cpu" and matrix.dtype in (torch.float32, torch.float64)
     if backend == "scipy" and not able:
         raise ValueError(f"`backend` must be torch for {matrix.dtype} on {matrix.device}; got 'scipy'.")
-    return "scipy" if backend == "scipy" or (backend == "auto" and able and torch.get_num_threads() == 1) else "torch"
+    return "scipy" if backend == "scipy" or (backend == "auto" and able and _one_thread()) else "torch"
+
+
+def _one_thread() -> bool:
+    return torch.get_num_threads() == 1 and _scipy_threads() == "1"
+
+
+@cache
+def _scipy_threads() -> str | None:
+    # Read by OpenBLAS when it is loaded, hence once.
+    return os.environ.get("OPENBLAS_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS")
 
 
 @cache
@@ -47,3 +60,11 @@ def _product_seconds(dtype: torch.dtype) -> list[float]:
         matrix @ matrix
         seconds.append(time.perf_counter() - began)
     return seconds
+
+
+def exact_products(device: torch.device) -> AbstractContextManager[None]:
+    """Context in which a user's autocast does not round the factors of matrix products."""
+    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
+        context: AbstractContextManager[None] = torch.autocast(device.type, enabled=False)
+        return context
+    return nullcontext()

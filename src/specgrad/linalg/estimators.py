@@ -37,7 +37,7 @@ class Operator:
 
     @classmethod
     def of(cls, matrix: Float[Tensor, "m n"]) -> "Operator":
-        """The operator of a stored matrix; products in float32 at least."""
+        """The operator of a stored matrix, whose entries should be near 1; products in float32 at least."""
         working = matrix if matrix.dtype == torch.float64 else matrix.float()
         rows, cols = matrix.shape
         return cls(rows, cols, lambda v: working @ v, lambda v: working.mT @ v, working.dtype, matrix.device)
@@ -86,9 +86,16 @@ def estimate_spectral_norm(
 
     Source: Golub and Van Loan, Matrix Computations (2013), section 10.1.
     """
-    operator = matrix if isinstance(matrix, Operator) else Operator.of(matrix)
     if steps < 1:
         raise ValueError(f"`steps` must be >= 1; got {steps}.")
+    if isinstance(matrix, Tensor):
+        # Squares of very small or large entries leave the range of float32.
+        matrix, scale = _near_one(matrix)
+        if not scale > 0:
+            return Estimate(scale, math.nan, "below")
+    else:
+        scale = 1.0
+    operator = matrix if isinstance(matrix, Operator) else Operator.of(matrix)
     if start is not None and start.shape != (operator.cols,):
         raise ValueError(f"`start` must have {operator.cols} entries, one per column; got shape {tuple(start.shape)}.")
     if start is None and isinstance(matrix, Tensor):
@@ -102,7 +109,7 @@ def estimate_spectral_norm(
         return Estimate(0.0 if top == 0 else math.nan, math.nan, "below")
     residual = float(off[0][-1] * vectors[-1, -1].abs())
     # A relative residual of the square is twice that of the singular value.
-    return Estimate(math.sqrt(top), residual / (2 * top), "below")
+    return Estimate(scale * math.sqrt(top), residual / (2 * top), "below")
 
 
 @torch.no_grad()
@@ -140,6 +147,9 @@ def estimate_stable_rank(
         if squared_frobenius is None:
             raise ValueError("`squared_frobenius` must be given for an operator; got None.")
     else:
+        matrix, scale = _near_one(matrix)
+        if not scale > 0:
+            return Estimate(math.nan, math.nan, "above")
         squared_frobenius = float(matrix.double().square().sum())
     norm = estimate_spectral_norm(matrix, steps, start, generator)
     if not norm.value > 0:
@@ -184,6 +194,9 @@ def estimate_nuclear_rank(
         if squared_frobenius is None:
             raise ValueError("`squared_frobenius` must be given for an operator; got None.")
     else:
+        matrix, scale = _near_one(matrix)
+        if not scale > 0:
+            return Estimate(math.nan, math.nan, "either")
         operator = Operator.of(matrix)
         squared_frobenius = float(matrix.double().square().sum())
     if operator.rows < operator.cols:
@@ -201,6 +214,15 @@ def estimate_nuclear_rank(
     mean = sum(traces) / probes
     spread = math.sqrt(sum((t - mean) ** 2 for t in traces) / (probes - 1) / probes) if probes > 1 else math.nan
     return Estimate(mean**2 / squared_frobenius, 2 * spread / mean, "either")
+
+
+def _near_one(matrix: Float[Tensor, "m n"]) -> tuple[Float[Tensor, "m n"], float]:
+    """The matrix divided by its largest entry, and that entry; 0 for a zero matrix, NaN for a non-finite one."""
+    scale = float(matrix.abs().max().double())
+    if not math.isfinite(scale):
+        return matrix, math.nan
+    working = matrix if matrix.dtype == torch.float64 else matrix.float()
+    return (working / scale if scale > 0 else working), scale
 
 
 def _lanczos(

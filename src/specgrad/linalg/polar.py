@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from specgrad.linalg.backend import Backend, bfloat16_pays, resolve_backend
+from specgrad.linalg.backend import Backend, bfloat16_pays, exact_products, resolve_backend
 from specgrad.linalg.eigh import polar_eigh, polar_strict
 from specgrad.linalg.exact import polar_svd
 from specgrad.linalg.newton_schulz import polar_newton_schulz
@@ -97,6 +97,11 @@ def polar_factor(
     choice = choose_method(matrix, method, mode, backend=backend, dtype=dtype)
     if matrix.numel() == 0:
         return matrix.clone()
+    with exact_products(matrix.device):
+        return _computed(matrix, mode, choice)
+
+
+def _computed(matrix: Float[Tensor, "*batch m n"], mode: Mode, choice: Choice) -> Float[Tensor, "*batch m n"]:
     if choice.method == "zolotarev":
         poles, interval = ZOLOTAREV[mode]
         working = matrix.to(choice.dtype)

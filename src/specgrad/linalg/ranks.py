@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from specgrad.linalg.backend import exact_products
+
 
 @torch.no_grad()
 def singular_values(matrix: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch k"]:
@@ -44,7 +46,8 @@ def gram_eigenvalues(gram: Float[Tensor, "*batch k k"]) -> Float[Tensor, "*batch
 def short_gram(matrix: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch k k"]:
     """Gram matrix of the shorter side, in float64."""
     wide = (matrix.mT if matrix.shape[-2] > matrix.shape[-1] else matrix).double()
-    return wide @ wide.mT
+    with exact_products(matrix.device):
+        return wide @ wide.mT
 
 
 def spectral_norm(matrix: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch"]:
@@ -76,7 +79,7 @@ def stable_rank(matrix: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch"]:
 
     Source: Davis and Drusvyatskiy (arXiv 2512.04299), section 1.
     """
-    return stable_rank_of_squares(singular_values(matrix).square())
+    return stable_rank_of_squares(_relative(singular_values(matrix)).square())
 
 
 def nuclear_rank(matrix: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch"]:
@@ -100,14 +103,20 @@ def nuclear_rank(matrix: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch"]
 
     Source: Davis and Drusvyatskiy (arXiv 2512.04299), section 1.
     """
-    return nuclear_rank_of_squares(singular_values(matrix).square())
+    return nuclear_rank_of_squares(_relative(singular_values(matrix)).square())
+
+
+def _relative(values: Float[Tensor, "*batch k"]) -> Float[Tensor, "*batch k"]:
+    """Singular values over the largest, whose squares neither over- nor underflow; NaN for a zero matrix."""
+    return values / values[..., :1]
 
 
 def stable_rank_of_squares(squares: Float[Tensor, "*batch k"]) -> Float[Tensor, "*batch"]:
     """Stable rank from squared singular values in descending order, such as those of `gram_eigenvalues`."""
-    return squares.sum(-1) / squares[..., 0]
+    return (squares / squares[..., :1]).sum(-1)
 
 
 def nuclear_rank_of_squares(squares: Float[Tensor, "*batch k"]) -> Float[Tensor, "*batch"]:
     """Nuclear rank from squared singular values, such as those of `gram_eigenvalues`."""
-    return squares.sqrt().sum(-1).square() / squares.sum(-1)
+    relative = squares / squares[..., :1]
+    return relative.sqrt().sum(-1).square() / relative.sum(-1)

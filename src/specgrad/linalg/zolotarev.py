@@ -108,8 +108,8 @@ def polar_zolotarev(
         poles: number of poles; 2 is fast (error 0.16), 4 robust (error 0.03 at ``interval=5e-4``).
         interval: relative singular values in ``[interval, 1]`` are mapped to ``1 +- error``; below it the map is linear.
         backend: ``scipy`` runs matrices on the CPU one by one through SciPy's BLAS, which saves half of every product
-            with a symmetric matrix; ``torch`` uses PyTorch alone; ``auto`` takes ``scipy`` on the CPU while PyTorch
-            runs one thread, since two pools of threads would get in each other's way.
+            with a symmetric matrix; ``torch`` uses PyTorch alone; ``auto`` takes ``scipy`` where both
+            run one thread, since two pools of threads would get in each other's way.
 
     Returns:
         A tensor like ``matrix``; exact zeros for a zero matrix.

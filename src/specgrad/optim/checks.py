@@ -19,8 +19,10 @@ def check_settings(group: dict[str, Any]) -> None:
         if not (float(group[key]) >= 0 and math.isfinite(float(group[key]))):
             raise ValueError(f"`{key}` of a {group['update']} group must be finite and >= 0; got {group[key]}.")
     if group["update"] == "adamw":
-        if not all(0 <= beta < 1 for beta in group["betas"]):
-            raise ValueError(f"`betas` of an adamw group must lie in [0, 1); got {group['betas']}.")
+        if len(group["betas"]) != 2 or not all(0 <= beta < 1 for beta in group["betas"]):
+            raise ValueError(f"`betas` of an adamw group must be two numbers in [0, 1); got {group['betas']}.")
+        if not 0 <= group["eps"] < math.inf:
+            raise ValueError(f"`eps` of an adamw group must be finite and >= 0; got {group['eps']}.")
         return
     if not 0 <= group["momentum"] < 1:
         raise ValueError(f"`momentum` must lie in [0, 1); got {group['momentum']}.")
@@ -40,6 +42,8 @@ def check_parameter(name: str, parameter: Tensor, group: dict[str, Any]) -> None
         raise TypeError(f"Parameter {name} must be dense; got layout {parameter.layout}.")
     if group["update"] != "spectral":
         return
+    if parameter.numel() == 0:
+        raise ValueError(f"Parameter {name} must not be empty for a spectral update; got shape {tuple(parameter.shape)}.")
     blocks = Blocks(**group["blocks"]) if group["blocks"] else Blocks()
     try:
         views = blocks.views(torch.empty(parameter.shape, device="meta"))

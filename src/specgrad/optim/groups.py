@@ -167,7 +167,9 @@ def _judge(parameter: nn.Parameter, owners: list[_Owner], head: nn.Module | None
         return "adamw", "embedding" + (" tied to an output head" if len(owners) > 1 else ""), None
     if "bias" in leaf:
         return "adamw", f"bias of a {kind}", None
-    if "norm" in kind.lower():
+    if parameter.numel() == 0:
+        return "adamw", "empty", None
+    if "norm" in kind.lower() and not isinstance(module, nn.Linear):
         return "adamw", f"gain of a {kind}", None
     if parameter.ndim < 2:
         return "adamw", f"{leaf} of a {kind}, not a matrix", None

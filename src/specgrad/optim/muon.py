@@ -21,7 +21,8 @@ class Muon(SpectralOptimizer):
 
     Hidden matrices take the spectral step and the rest of a model AdamW, in one optimizer object, when the groups come
     from `specgrad.optim.param_groups`. Settings of ``torch.optim.Muon`` are understood: naming ``ns_coefficients``,
-    ``ns_steps`` or ``eps`` selects its bfloat16 iteration, with which its trajectories are reproduced.
+    ``ns_steps`` or ``eps`` selects its bfloat16 iteration, with which its trajectories are reproduced (but not its writing
+    into the momentum of bfloat16 parameters without Nesterov).
 
     Args:
         params: parameters, named parameters or groups.

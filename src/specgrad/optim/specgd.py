@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -47,13 +48,17 @@ class SpecGD(SpectralOptimizer):
         mode: Mode = "exact",
         **settings: Any,
     ) -> None:
+        polar_factor(torch.zeros(1, 1), mode=mode)  # refuses an unknown mode before any step
         self.mode = mode
         super().__init__(params, lr, momentum, nesterov, weight_decay, **({"scale": "none"} | settings))
 
     def direction(self, momentum: Float[Tensor, "batch m n"], group: dict[str, Any]) -> Float[Tensor, "batch m n"]:
         """Polar factors times nuclear norms, ``<M, polar(M)>``."""
         polar = polar_factor(momentum, mode=self.mode)
-        return polar * (momentum * polar).sum(dim=(-2, -1), keepdim=True)
+        # In half precision the nuclear norm, and the direction times it, would overflow or lose their digits.
+        working = torch.promote_types(momentum.dtype, torch.float32)
+        nuclear = (momentum.to(working) * polar.to(working)).sum(dim=(-2, -1), keepdim=True)
+        return polar * nuclear
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"mode": self.mode}

@@ -105,7 +105,11 @@ class SpectralOptimizer(torch.optim.Optimizer):
             "sgd": moving | {"lr": sgd_lr},
         }
         self.last_step = StepReport()
-        super().__init__(params, {"update": self.default_update})
+        # Copies, so that one list of groups serves several optimizers.
+        groups = [dict(entry) if isinstance(entry, dict) else entry for entry in params]
+        super().__init__(groups, {"update": self.default_update})
+        # Schedulers that cycle the momentum look for it here.
+        self.defaults.update(self._defaults_of[self.default_update])
 
     def direction(self, momentum: Float[Tensor, "batch m n"], group: dict[str, Any]) -> Float[Tensor, "batch m n"]:
         """What is subtracted, before learning rate and shape factor, for a stack of momentum matrices."""
@@ -124,10 +128,28 @@ class SpectralOptimizer(torch.optim.Optimizer):
         check_settings(param_group)
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        for name, parameter in self._named(group):
-            check_parameter(name, parameter, group)
-            init = SCALAR_RULES[update][0] if update in SCALAR_RULES else _init_momentum
-            self.state[parameter] = init(parameter)
+        try:
+            for name, parameter in self._named(group):
+                check_parameter(name, parameter, group)
+        except (TypeError, ValueError):
+            self.param_groups.pop()
+            raise
+        for parameter in group["params"]:
+            self.state[parameter] = _initial_state(parameter, update)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a state, also of ``torch.optim.Muon`` or an earlier version.
+
+        Settings and state that it lacks keep the values of this optimizer.
+        """
+        present = [{k: v for k, v in group.items() if k != "params"} for group in self.param_groups]
+        super().load_state_dict(state_dict)
+        for group, mine in zip(self.param_groups, present, strict=True):
+            for key, value in mine.items():
+                group.setdefault(key, value)
+            for parameter in group["params"]:
+                for key, value in _initial_state(parameter, group["update"]).items():
+                    self.state[parameter].setdefault(key, value)
 
     def __getstate__(self) -> dict[str, Any]:
         # PyTorch's own keeps only state and groups, so that copies and pickles would lose the rest.
@@ -201,7 +223,11 @@ class SpectralOptimizer(torch.optim.Optimizer):
         # Blocks of equal shape, from whichever parameter, go through the direction as one stack.
         pairs: dict[tuple[Any, ...], list[tuple[Tensor, Tensor]]] = {}
         ahead = [whole(u, self.sharding) for u in ahead]
-        steps = [torch.empty_like(u, memory_format=torch.contiguous_format) for u in ahead]
+        # In float32 at least: a direction may be longer than half precision reaches before the learning rate.
+        working = [torch.promote_types(u.dtype, torch.float32) for u in ahead]
+        steps = [
+            torch.empty_like(u, dtype=d, memory_format=torch.contiguous_format) for u, d in zip(ahead, working, strict=True)
+        ]
         for u, step in zip(ahead, steps, strict=True):
             for source, target in zip(blocks.views(u.contiguous()), blocks.views(step), strict=True):
                 pairs.setdefault((source.shape[-2:], source.dtype, source.device), []).append((source, target))
@@ -259,7 +285,10 @@ def _clipped(step: Tensor, limit: float) -> Tensor:
     return shortened
 
 
-def _init_momentum(parameter: Tensor) -> dict[str, Tensor]:
+def _initial_state(parameter: Tensor, update: str) -> dict[str, Tensor]:
+    """The whole state of a parameter before its first step."""
+    if update in SCALAR_RULES:
+        return SCALAR_RULES[update][0](parameter)
     return {"momentum_buffer": torch.zeros_like(parameter)}
 
 

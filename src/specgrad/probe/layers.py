@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from specgrad.linalg.backend import exact_products
 from specgrad.linalg.ranks import gram_eigenvalues, stable_rank_of_squares
 
 
@@ -66,7 +67,10 @@ def gram_of(inputs: Float[Tensor, "*batch k"]) -> tuple[Float[Tensor, "k k"], in
     """Gram matrix of the feature side in float64, and the number of rows."""
     rows = inputs.detach().reshape(-1, inputs.shape[-1])
     rows = rows if rows.dtype == torch.float64 else rows.float()
-    return (rows.mT @ rows).double(), rows.shape[0]
+    if rows.dtype == torch.float32 and rows.numel() and not 1e-12 < rows.abs().max() < 1e12:
+        rows = rows.double()  # squares would leave the range of float32
+    with exact_products(rows.device):
+        return (rows.mT @ rows).double(), rows.shape[0]
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,10 @@ def find_layers(model: nn.Module, pattern: str | None = None) -> tuple[list[Laye
 def _reason_to_skip(name: str, matrix: Tensor | None, users: dict[int, list[nn.Module]], pattern: str | None) -> str | None:
     if matrix is None:
         return None
+    if id(matrix) not in users:
+        return "parametrised: the weight is computed from other parameters, which have no inputs of their own"
+    if matrix.numel() == 0:
+        return "empty"
     if not matrix.requires_grad:
         return "frozen: no gradient to rank"
     if len(users[id(matrix)]) > 1:

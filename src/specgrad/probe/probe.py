@@ -2,6 +2,7 @@
 
 import math
 import weakref
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -65,8 +66,9 @@ class Probe:
         """Registers the hooks; the context manager does it for you."""
         if not self._handles:
             for layer in self.layers:
-                self._handles.append(layer.module.register_forward_pre_hook(self._input_hook(layer), with_kwargs=True))
-                self._handles.append(layer.module.weight.register_post_accumulate_grad_hook(self._grad_hook(layer)))
+                on_input, on_grad = _Hook(self._on_input, layer), _Hook(self._on_grad, layer)
+                self._handles.append(layer.module.register_forward_pre_hook(on_input, with_kwargs=True))
+                self._handles.append(layer.module.weight.register_post_accumulate_grad_hook(on_grad))
         return self
 
     def detach(self) -> None:
@@ -132,29 +134,23 @@ class Probe:
         self._last_gram: tuple[Tensor, int] | None = None
         self._gram_number = 0
 
-    def _input_hook(self, layer: Layer) -> Any:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if not (self.measuring and torch.is_grad_enabled()):
-                return
-            inputs = args[0] if args else kwargs["input"]
-            statistics = self._inputs.setdefault(layer.name, layer.new_inputs())
-            if isinstance(statistics, EmbeddingInputs):
-                statistics.add(inputs, getattr(module, "padding_idx", None))
-                return
-            if self._last_gram is None or self._last_input is None or not _is_same(inputs, *self._last_input):
-                self._last_gram = gram_of(inputs)
-                self._last_input = weakref.ref(inputs), inputs._version
-                self._gram_number += 1
-            statistics.add(*self._last_gram, self._gram_number)
+    def _on_input(self, layer: Layer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not (self.measuring and torch.is_grad_enabled()):
+            return
+        inputs = args[0] if args else kwargs["input"]
+        statistics = self._inputs.setdefault(layer.name, layer.new_inputs())
+        if isinstance(statistics, EmbeddingInputs):
+            statistics.add(inputs, getattr(module, "padding_idx", None))
+            return
+        if self._last_gram is None or self._last_input is None or not _is_same(inputs, *self._last_input):
+            self._last_gram = gram_of(inputs)
+            self._last_input = weakref.ref(inputs), inputs._version
+            self._gram_number += 1
+        statistics.add(*self._last_gram, self._gram_number)
 
-        return hook
-
-    def _grad_hook(self, layer: Layer) -> Any:
-        def hook(parameter: Tensor) -> None:
-            if self.measuring and parameter.grad is not None:
-                self._grads[layer.name] = parameter.grad.detach().clone()
-
-        return hook
+    def _on_grad(self, layer: Layer, parameter: Tensor) -> None:
+        if self.measuring and parameter.grad is not None:
+            self._grads[layer.name] = parameter.grad.detach().clone()
 
     def _record(self, layer: Layer, known: dict[tuple[int, ...], float]) -> dict[str, Any]:
         rows, cols = layer.module.weight.shape
@@ -182,6 +178,27 @@ class Probe:
             "verdict": outcome.verdict,
             "reason": _why_undefined(inputs, grad, stable, nuclear),
         }
+
+
+class _Hook:
+    """A hook that stays with its model: a copied or pickled model carries one that does nothing."""
+
+    def __init__(self, call: Callable[..., None], layer: Layer) -> None:
+        self.call, self.layer = call, layer
+
+    def __call__(self, *arguments: Any) -> None:
+        self.call(self.layer, *arguments)
+
+    def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
+        return _idle_hook, ()
+
+
+def _idle_hook() -> Callable[..., None]:
+    return _do_nothing
+
+
+def _do_nothing(*arguments: Any) -> None:
+    return None
 
 
 def _is_same(inputs: Tensor, last: weakref.ReferenceType[Tensor], version: int) -> bool:

@@ -66,17 +66,20 @@ class DemoOptions:
 
 
 def saved_options(out: Path) -> DemoOptions:
-    """Options of the last demo in a folder, for ``--resume``.
+    """Options of the last demo in a folder, for ``--resume``; the folder may have been moved since.
 
     Raises:
-        ValueError: if no demo was started there.
+        ValueError: if no demo was started there, or its settings cannot be read.
     """
     file = out / SETTINGS_FILE
     if not file.is_file():
         raise ValueError(f"`out` must hold an earlier demo to resume; got {str(out)!r}, which has no {SETTINGS_FILE}.")
-    saved = json.loads(file.read_text(encoding="utf-8"))
-    paths = {key: Path(saved[key]) if saved[key] is not None else None for key in ("out", "text")}
-    return DemoOptions(**(saved | paths))
+    try:
+        saved = json.loads(file.read_text(encoding="utf-8"))
+        text = Path(saved["text"]) if saved["text"] is not None else None
+        return DemoOptions(**(saved | {"out": out, "text": text}))
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{file} must hold the settings of a demo of this version; it cannot be read ({error}).") from error
 
 
 def run_demo(options: DemoOptions) -> DemoResult:
@@ -94,7 +97,7 @@ def run_demo(options: DemoOptions) -> DemoResult:
     """
     configs = options.configs()
     store = Store(options.out / "runs")
-    settings = {key: str(v) if isinstance(v, Path) else v for key, v in asdict(options).items()}
+    settings = {key: str(v.resolve()) if isinstance(v, Path) else v for key, v in asdict(options).items() if key != "out"}
     (options.out / SETTINGS_FILE).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     with StopRequest() as stop:
         if options.tune:

@@ -7,6 +7,7 @@ from typing import Any
 
 import polars as pl
 
+from specgrad.runs.files import set_aside
 from specgrad.runs.run import Run
 
 _METADATA = "specgrad"
@@ -38,7 +39,14 @@ class Store:
             ) from error
 
     def __contains__(self, run: Run) -> bool:
-        return self.file(run).exists()
+        file = self.file(run)
+        if not file.exists():
+            return False
+        try:
+            return _METADATA in pl.read_parquet_metadata(file) and pl.read_parquet(file).height >= 0
+        except (OSError, pl.exceptions.PolarsError) as error:
+            set_aside(file, error)
+            return False
 
     def file(self, run: Run) -> Path:
         """Where the finished run lies, or will lie."""
