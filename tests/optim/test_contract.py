@@ -556,6 +556,43 @@ def test_empty_parameters_are_routed_to_adamw_and_refused_elsewhere():
         specgrad.optim.Muon([nn.Parameter(torch.zeros(0, 4))])
 
 
+@each_optimizer
+def test_a_compiled_step_is_the_step_to_rounding_and_stops_recompiling(optimizer_class, unchecked_types):
+    plain, compiled = small_model(), small_model()
+    train(plain, optimizer_class(param_groups(plain)), 7)
+    optimizer = optimizer_class(param_groups(compiled))
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    step = torch.compile(optimizer.step, backend="eager")
+    frames = []
+    for number in range(7):
+        ids = torch.randint(11, (9,), generator=torch.Generator().manual_seed(number))
+        nn.functional.cross_entropy(compiled(ids), ids.roll(1)).backward()
+        step()
+        optimizer.zero_grad()
+        frames.append(torch._dynamo.utils.counters["frames"]["ok"])
+    for a, b in zip(weights(plain), weights(compiled), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=0)
+    assert frames[6] == frames[4]
+
+
+@each_optimizer
+def test_the_state_dict_of_distributed_checkpoints_is_keyed_by_name_and_comes_back(optimizer_class):
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+
+    model = small_model()
+    optimizer = optimizer_class(param_groups(model))
+    train(model, optimizer, 2)
+    saved = get_optimizer_state_dict(model, optimizer)
+    assert set(saved["state"]) == {name for name, _ in model.named_parameters()}
+    twin = copy.deepcopy(model)
+    twin_optimizer = optimizer_class(param_groups(twin))
+    set_optimizer_state_dict(twin, twin_optimizer, copy.deepcopy(saved))
+    train(model, optimizer, 2, first=2)
+    train(twin, twin_optimizer, 2, first=2)
+    assert_equal(weights(model), weights(twin))
+
+
 @pytest.mark.parametrize("lam", [0.0, -1.0, float("inf")])
 def test_regularized_muon_needs_a_positive_lam(lam):
     with pytest.raises(ValueError, match=r"`lam`.*> 0"):

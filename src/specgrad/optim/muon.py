@@ -11,7 +11,7 @@ from specgrad.linalg import polar_factor
 from specgrad.linalg.polar import Method, Mode
 from specgrad.linalg.torch_muon import TorchMuonPolar
 from specgrad.optim.scaling import Scale
-from specgrad.optim.spectral import SpectralOptimizer
+from specgrad.optim.spectral import Nonfinite, SpectralOptimizer
 
 Orthogonalizer = Callable[[Tensor], Tensor]
 
@@ -27,6 +27,10 @@ class Muon(SpectralOptimizer):
     Args:
         params: parameters, named parameters or groups.
         lr: learning rate.
+        momentum: decay of the running gradient, in [0, 1).
+        nesterov: whether the direction looks one step ahead.
+        weight_decay: decoupled weight decay, at the base ``lr``.
+        nonfinite: what a gradient with Inf or NaN does: ``propagate``, ``skip`` or ``raise``.
         mode: accuracy of the polar factor, see `specgrad.linalg.polar_factor`.
         method: its method.
         dtype: its working dtype.
@@ -35,7 +39,7 @@ class Muon(SpectralOptimizer):
         ns_coefficients: coefficients of PyTorch's quintic iteration.
         ns_steps: its number of steps.
         eps: its smallest Frobenius norm.
-        settings: see `SpectralOptimizer`.
+        settings: the others of `SpectralOptimizer`, such as ``scale``, ``adamw_lr`` and ``sharding``.
 
     Raises:
         ValueError: for a setting out of range, or two that exclude each other.
@@ -54,7 +58,11 @@ class Muon(SpectralOptimizer):
         self,
         params: Iterable[Any],
         lr: float | Tensor = 0.02,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        weight_decay: float = 0.1,
         *,
+        nonfinite: Nonfinite = "propagate",
         mode: Mode = "fast",
         method: Method = "auto",
         dtype: torch.dtype | Literal["auto"] = "auto",
@@ -76,7 +84,7 @@ class Muon(SpectralOptimizer):
                 raise ValueError("`orthogonalizer` of `Muon` excludes `ns_coefficients`, `ns_steps` and `eps`.")
             orthogonalizer = TorchMuonPolar(*torch_settings)
         self.mode, self.method, self.dtype, self.orthogonalizer = mode, method, dtype, orthogonalizer
-        super().__init__(params, lr, **settings)
+        super().__init__(params, lr, momentum, nesterov, weight_decay, nonfinite=nonfinite, **settings)
 
     def direction(self, momentum: Float[Tensor, "batch m n"], group: dict[str, Any]) -> Float[Tensor, "batch m n"]:
         """Polar factors of the stack."""
