@@ -23,7 +23,7 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 figures: $(VENV)/.lab
-	$(BIN)/specgrad figure all --preset quick --out specgrad-figures
+	OMP_NUM_THREADS=1 $(BIN)/specgrad figure all --preset quick --out specgrad-figures
 
 bench: $(VENV)/.lab
 	for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done

@@ -1,7 +1,8 @@
 """specgrad: spectral optimizers such as Muon, and the theory that says when, where and why they win.
 
 ``linalg`` (matrix kernels), ``optim`` (optimizers and routing) and ``probe`` (which layers want a spectral update) are
-imported with the package; the labs, such as ``gpt``, on first use.
+imported with the package; the labs, such as ``gpt``, and ``data``, ``runs``, ``figures``, ``plots``, ``pages``, ``report``
+on first use.
 """
 
 import importlib
@@ -11,11 +12,11 @@ from specgrad import linalg, optim, probe
 from specgrad.probe import Probe
 
 __version__ = "0.1.0"
-_LABS = ("gpt",)
-__all__ = ["Probe", "linalg", "optim", "probe", *_LABS]
+_LAZY = ("data", "figures", "gpt", "pages", "plots", "report", "runs")
+__all__ = ["Probe", "linalg", "optim", "probe", *_LAZY]
 
 
 def __getattr__(name: str) -> ModuleType:
-    if name in _LABS:
+    if name in _LAZY:
         return importlib.import_module(f"specgrad.{name}")
     raise AttributeError(f"module 'specgrad' has no attribute {name!r}")

@@ -54,7 +54,11 @@ def main() -> None:
         return _figure(name, preset, out)
 
     try:
-        status = app.cli(prog="specgrad", description=__doc__.partition(":")[0], config=(tyro.conf.FlagCreatePairsOff,))
+        status = app.cli(
+            prog="specgrad",
+            description="Train, probe and report; draw and check figures.",
+            config=(tyro.conf.FlagCreatePairsOff,),
+        )
     except ValueError as error:
         print(f"specgrad: error: {error}", file=sys.stderr)
         status = 2

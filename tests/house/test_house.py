@@ -115,11 +115,19 @@ with specgrad.Probe(model, every=1) as probe:
     probe.step()
 optimizer.step()
 print(probe.report().summary())
+task = specgrad.gpt.Task(size="tiny", batch_size=2)
+specgrad.gpt.simulate(task, specgrad.gpt.Recipe("adamw", 0.01, steps=1))
+print(len(specgrad.data.shakespeare().content))
+try:
+    specgrad.runs.Store
+except ModuleNotFoundError as error:
+    assert "specgrad[lab]" in str(error)
 from specgrad.cli import main
 main()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert "The condition holds on" in done.stdout
+    assert "5052271" in done.stdout, done.stderr
     assert done.returncode == 1
     assert "pip install 'specgrad[lab]'" in done.stderr
     assert "Traceback" not in done.stderr

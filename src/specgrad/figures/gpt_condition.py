@@ -60,6 +60,7 @@ def draw(table: pl.DataFrame) -> Figure:
     grid[-1, 0].set_xlabel("step")
     bar = figure.colorbar(image, ax=grid[:, 0].tolist(), location="bottom", aspect=40, pad=0.02, shrink=0.8)
     bar.set_ticks([1 / 8, 1 / 2, 1, 2, 8], labels=["⅛", "½", "1", "2", "8"])
-    bar.set_label("nuclear rank of gradient / stable rank of inputs\nfails below ½, holds from 2")
+    bar.ax.tick_params(labelsize=8)
+    bar.set_label(fontsize=8, label="nuclear rank of gradient / stable rank of inputs\nfails below ½, holds from 2")
     bar.minorticks_off()
     return figure

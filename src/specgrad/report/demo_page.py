@@ -63,7 +63,9 @@ def _lead(result: DemoResult) -> list[str]:
         f"A decoder with {size.depth} blocks of width {size.width} ({_mlp(config['mlp'])}) learned {config['text']} for "
         f"{config['steps']} steps, three times from the same weights and batches. Muon on all hidden matrices {gained}"
     )
-    if not math.isnan(share):
+    if outcomes[1].gain <= 0:
+        first += "; on the MLP output matrices alone it gains nothing"
+    elif not math.isnan(share):
         first += f"; on the MLP output matrices alone it gains {outcomes[1].gain:.3f}, {share:.0%} of that"
     sure = "On this evidence" if all(check.passed for check in result.checks) else "With the failed checks below in mind"
     in_regime = sum(layer.verdict == "holds" for layer in result.layers["adamw"])
@@ -84,9 +86,10 @@ def _order(result: DemoResult) -> Section:
     published = gpt.theory.PUBLISHED_LOSSES[result.about[0]["config"]["mlp"]]
     share = gpt.share_of_gain(*(published[update] for update in gpt.theory.EXPECTED_ORDER))
     note = (
-        f"The published ablation at 160M parameters and 10,000 steps (Wang et al., arXiv 2509.26030) has the same order: "
+        f"In the published ablation at 160M parameters and 10,000 steps (Wang et al., arXiv 2509.26030) the losses are "
         f"{published['adamw']:.3f}, {published['muon-out']:.3f}, {published['muon']:.3f}, with {share:.0%} of the gain from "
-        "the MLP outputs. Standard errors here are over held-out windows of this text for one seed, and say nothing about "
+        "the MLP outputs. The default learning rates were chosen on the validation part of the shipped text with seed 0. "
+        "Standard errors here are over held-out windows of this text for one seed, and say nothing about "
         "other seeds."
     )
     return Section("Is the expected order there?", [checks(items), text(note, note=True)])
@@ -134,7 +137,10 @@ def _provenance(result: DemoResult, options: "DemoOptions") -> Section:
     shared = {k: v for k, v in config.items() if k not in ("update", "adamw_lr", "muon_lr")}
     machine = {k: provenance[k] for k in ("processor", "cores", "threads", "device", "system", "host", "git")}
     versions = {k: v for k, v in provenance["versions"].items() if v is not None}
-    walls = {o.label: f"{o.wall_seconds:.1f} s in all, {o.seconds:.1f} s of it training" for o in result.outcomes}
+    walls = {
+        o.label: f"{o.seconds:.1f} s training (measured steps left out); {o.wall_seconds:.1f} s wall in its last session"
+        for o in result.outcomes
+    }
     return Section(
         "Settings and how to reproduce",
         [
