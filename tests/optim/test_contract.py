@@ -594,6 +594,45 @@ def test_the_state_dict_of_distributed_checkpoints_is_keyed_by_name_and_comes_ba
     assert_equal(weights(model), weights(twin))
 
 
+def test_a_checkpoint_converted_between_sum_and_average_of_gradients_continues_the_run():
+    overrides = {r"^1\.weight": "sgd"}
+    muon_model = small_model()
+    muon = specgrad.optim.Muon(param_groups(muon_model, overrides), mode="strict")
+    train(muon_model, muon, 3)
+    other_model = copy.deepcopy(muon_model)
+    other = specgrad.optim.Muon(param_groups(other_model, overrides), mode="strict", momentum_style="sum")
+    converted = specgrad.optim.convert_momentum(muon.state_dict(), "sum")
+    other.load_state_dict(converted)
+    assert {g["update"]: g.get("momentum_style") for g in other.param_groups} == {
+        "adamw": None,
+        "sgd": None,
+        "spectral": "sum",
+    }
+    train(muon_model, muon, 3, first=3)
+    train(other_model, other, 3, first=3)
+    for a, b in zip(weights(muon_model), weights(other_model), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
+    with pytest.raises(ValueError, match="`source` and `momentum`"):
+        specgrad.optim.convert_momentum({"state": {}, "param_groups": [{"params": []}]}, "ema")
+
+
+def test_the_root_mean_square_of_every_step_is_measured_on_request():
+    shapes = {"square": (8, 8), "wide": (4, 16), "tall": (32, 8)}
+    weights_by_name = {name: nn.Parameter(torch.zeros(shape)) for name, shape in shapes.items()}
+    for weight in weights_by_name.values():
+        weight.grad = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
+    groups = [
+        {"params": list(weights_by_name.items())[:2]},
+        {"params": list(weights_by_name.items())[2:], "blocks": specgrad.optim.Blocks(rows=2)},
+    ]
+    optimizer = specgrad.optim.Muon(groups, scale="match_rms_adamw", mode="strict")
+    optimizer.step()
+    assert optimizer.last_step.rms == {}
+    optimizer.measure_rms = True
+    optimizer.step()
+    assert optimizer.last_step.rms == {name: pytest.approx(0.2, rel=1e-3) for name in shapes}
+
+
 @pytest.mark.parametrize("lam", [0.0, -1.0, float("inf")])
 def test_regularized_muon_needs_a_positive_lam(lam):
     with pytest.raises(ValueError, match=r"`lam`.*> 0"):

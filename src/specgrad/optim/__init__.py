@@ -1,6 +1,7 @@
 """Spectral optimizers, and the routing that decides which parameter gets one."""
 
 from specgrad.optim.blocks import Blocks
+from specgrad.optim.checkpoints import convert_momentum
 from specgrad.optim.groups import ParamGroups, Route, param_groups
 from specgrad.optim.muon import Muon
 from specgrad.optim.regularized_muon import RegularizedMuon
@@ -19,6 +20,7 @@ __all__ = [
     "SpecGD",
     "SpectralOptimizer",
     "StepReport",
+    "convert_momentum",
     "param_groups",
     "shape_factor",
 ]

@@ -26,7 +26,7 @@ def check_settings(group: dict[str, Any]) -> None:
         return
     if not 0 <= group["momentum"] < 1:
         raise ValueError(f"`momentum` must lie in [0, 1); got {group['momentum']}.")
-    if group["momentum_style"] not in ("ema", "sum"):
+    if group.get("momentum_style", "sum") not in ("ema", "sum"):
         raise ValueError(f"`momentum_style` must be ema or sum; got {group['momentum_style']!r}.")
     if group["update"] == "spectral":
         shape_factor(group["scale"], 1, 1)

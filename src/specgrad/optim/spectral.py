@@ -17,6 +17,9 @@ from specgrad.optim.sharding import Sharding, all_finite, part_of, whole
 Nonfinite = Literal["propagate", "skip", "raise"]
 MomentumStyle = Literal["ema", "sum"]
 
+# Attributes that copies and pickles keep, beside state and groups.
+_KEPT = ("nonfinite", "sharding", "measure_rms", "_defaults_of", "last_step")
+
 
 @dataclass
 class StepReport:
@@ -27,12 +30,15 @@ class StepReport:
         matrices: number of matrices that went through `SpectralOptimizer.direction`.
         without_gradient: parameters that had none and were left alone.
         skipped: names of parameters left out for Inf or NaN in their gradient.
+        rms: root mean square of each parameter's spectral step before the learning rate, by name; filled only while the
+            optimizer's ``measure_rms`` is True.
     """
 
     updated: dict[str, int] = field(default_factory=lambda: dict.fromkeys(UPDATES, 0))
     matrices: int = 0
     without_gradient: int = 0
     skipped: list[str] = field(default_factory=list)
+    rms: dict[str, float] = field(default_factory=dict)
 
 
 class SpectralOptimizer(torch.optim.Optimizer):
@@ -102,9 +108,10 @@ class SpectralOptimizer(torch.optim.Optimizer):
             "spectral": moving | {"lr": lr, "scale": scale, "blocks": None, "update_clip": update_clip},
             "sign": moving | {"lr": lr},
             "adamw": {"lr": adamw_lr, "weight_decay": adamw_weight_decay, "betas": adamw_betas, "eps": adamw_eps},
-            "sgd": moving | {"lr": sgd_lr},
+            "sgd": {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay, "lr": sgd_lr},
         }
         self.last_step = StepReport()
+        self.measure_rms = False
         # Copies, so that one list of groups serves several optimizers.
         groups = [dict(entry) if isinstance(entry, dict) else entry for entry in params]
         super().__init__(groups, {"update": self.default_update})
@@ -153,7 +160,7 @@ class SpectralOptimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         # PyTorch's own keeps only state and groups, so that copies and pickles would lose the rest.
-        mine = {k: v for k, v in self.__dict__.items() if k in ("nonfinite", "sharding", "_defaults_of", "last_step")}
+        mine = {k: v for k, v in self.__dict__.items() if k in _KEPT}
         return super().__getstate__() | mine
 
     @torch.no_grad()
@@ -213,6 +220,7 @@ class SpectralOptimizer(torch.optim.Optimizer):
             if group["update_clip"] is not None:
                 directions = torch.stack([_clipped(d, group["update_clip"] / factor) for d in directions])
             self.last_step.matrices += len(members)
+            self._measure(members, [d * factor for d in directions] if self.measure_rms else [], group)
             step = float(group["lr"]) * factor
             parts = [part_of(d, p, self.sharding) for d, p in zip(directions.unbind(0), members, strict=True)]
             torch._foreach_add_(members, parts, alpha=-step)
@@ -240,8 +248,14 @@ class SpectralOptimizer(torch.optim.Optimizer):
                 torch.mul(part.to(target.dtype), factor, out=target)
         if group["update_clip"] is not None:
             steps = [_clipped(step, group["update_clip"]) for step in steps]
+        self._measure(parameters, steps if self.measure_rms else [], group)
         parts = [part_of(step, p, self.sharding) for step, p in zip(steps, parameters, strict=True)]
         torch._foreach_add_(parameters, parts, alpha=-float(group["lr"]))
+
+    def _measure(self, parameters: list[Tensor], steps: list[Tensor], group: dict[str, Any]) -> None:
+        names = {id(p): name for name, p in self._named(group)} if steps else {}
+        for parameter, step in zip(parameters, steps, strict=False):
+            self.last_step.rms[names[id(parameter)]] = float(step.float().square().mean().sqrt())
 
     def _refuse_sparse(self, ready: list[list[Tensor]]) -> None:
         sparse = {id(p) for parameters in ready for p in parameters if _grad(p).layout != torch.strided}
