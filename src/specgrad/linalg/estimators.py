@@ -102,7 +102,7 @@ def estimate_spectral_norm(
         start = matrix.to(operator.dtype).mean(0)
     if start is None or not start.norm() > 0:
         start = torch.randn(operator.cols, generator=generator, dtype=operator.dtype).to(operator.device)
-    diagonal, off, _ = _lanczos(operator, start.to(operator.dtype)[:, None], steps)
+    diagonal, off = _lanczos(operator, start.to(operator.dtype)[:, None], steps)
     values, vectors = torch.linalg.eigh(_tridiagonal(diagonal[0], off[0]))
     top = float(values[-1])
     if not top > 0:
@@ -206,7 +206,7 @@ def estimate_nuclear_rank(
     if not squared_frobenius > 0:
         return Estimate(math.nan, math.nan, "either")
     signs = torch.randint(2, (operator.cols, probes), generator=generator).to(operator.device, operator.dtype) * 2 - 1
-    diagonal, off, _ = _lanczos(operator, signs, steps)
+    diagonal, off = _lanczos(operator, signs, steps)
     traces = []
     for alpha, beta in zip(diagonal, off, strict=True):
         values, vectors = torch.linalg.eigh(_tridiagonal(alpha, beta))
@@ -227,7 +227,7 @@ def _near_one(matrix: Float[Tensor, "m n"]) -> tuple[Float[Tensor, "m n"], float
 
 def _lanczos(
     operator: Operator, start: Float[Tensor, "n k"], steps: int
-) -> tuple[Float[Tensor, "k steps"], Float[Tensor, "k steps"], int]:
+) -> tuple[Float[Tensor, "k steps"], Float[Tensor, "k steps"]]:
     """Coefficients of ``A^T A`` from k start vectors at once: diagonals, and off-diagonals with the last residual.
 
     A Krylov space that is exhausted ends in zeros, which leave the tridiagonal matrix block diagonal.
@@ -247,7 +247,7 @@ def _lanczos(
         off.append(torch.where(exhausted, 0, norm).double())
         q = torch.where(exhausted, 0, w / torch.where(exhausted, 1, norm))
         basis.append(q)
-    return torch.stack(diagonal, 1), torch.stack(off, 1), steps
+    return torch.stack(diagonal, 1), torch.stack(off, 1)
 
 
 def _tridiagonal(diagonal: Float[Tensor, " steps"], off: Float[Tensor, " steps"]) -> Float[Tensor, "steps steps"]:
