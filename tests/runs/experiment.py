@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from specgrad.linalg import polar_factor
-from specgrad.runs import Interrupted, Run, Store, Watch, stream, sweep
+from specgrad.runs import Interrupted, Run, Store, stream, sweep
 
 
 def measure(config, seed, watch):

@@ -98,5 +98,3 @@ def test_the_first_interrupt_asks_to_stop_and_the_second_stops_at_once():
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(1)
     assert signal.getsignal(signal.SIGINT) is before
-
-

@@ -72,5 +72,5 @@ def test_unknown_trackers_are_refused(spec):
 
 def test_a_missing_library_is_named_with_the_command_that_installs_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ModuleNotFoundError, match="`track` = 'wandb:x' needs wandb .*Run: pip install wandb"):
+    with pytest.raises(ModuleNotFoundError, match=r"`track` = 'wandb:x' needs wandb .*Run: pip install wandb"):
         tracker("wandb:x", "run")

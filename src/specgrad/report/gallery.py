@@ -91,7 +91,9 @@ def _blocks(shown: Exhibit, folder: Path) -> list[Markup]:
     blocks = [text(claim(figure)), text(f"{figure.PAPER}: {figure.FIGURE}", note=True)]
     if shown.drawn:
         name = title_of(figure)
-        blocks.append(plot((folder / f"{name}.svg").read_text(encoding="utf-8"), name))
+        blocks.append(
+            plot((folder / f"{name}.svg").read_text(encoding="utf-8"), f"{name}: also as pdf, png, csv and LaTeX table")
+        )
         items = [(c.passed, c.name, f"expected {c.expected}, got {c.got}; tolerance: {c.tolerance}") for c in shown.checks]
         blocks.append(checks(items))
     else:

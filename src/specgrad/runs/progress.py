@@ -6,6 +6,7 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from specgrad.runs.watch import OnStep
 
@@ -35,10 +36,13 @@ class RunProgress:
         self._tasks: dict[str, object] = {}
         if self._console.is_terminal:
             self._bars = Progress(
-                TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[count]}"),
-                TimeElapsedColumn(), TextColumn("{task.fields[note]}"),
+                TextColumn("{task.description}", table_column=Column(max_width=56, no_wrap=True)),
+                BarColumn(bar_width=24),
+                TextColumn("{task.fields[count]}"),
+                TimeElapsedColumn(),
+                TextColumn("{task.fields[note]}"),
                 console=self._console,
-            )  # fmt: skip
+            )
             self._total = self._bars.add_task("all runs", total=num_runs, count=f"0/{num_runs}", note="")
 
     def __enter__(self) -> "RunProgress":
@@ -100,9 +104,10 @@ class RunProgress:
     def left(self) -> str:
         """Time that the unfinished runs will take, in words; ``?`` before anything is known."""
         done = self._ended + sum(self._shares.values())
-        pace = (done - self._head_start) / (time.perf_counter() - self._began)
-        if pace <= 0:
+        elapsed = time.perf_counter() - self._began
+        if done <= self._head_start or elapsed <= 0:
             return "?"
+        pace = (done - self._head_start) / elapsed
         seconds = max(0, round((self._num_runs - done) / pace))
         hours, minutes = seconds // 3600, seconds // 60 % 60
         return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {seconds % 60:02d} s"

@@ -58,14 +58,17 @@ def settings_columns(config: dict[str, Any], seed: int) -> dict[str, str | int |
 
 
 def labels(runs: list[Run]) -> dict[str, str]:
-    """A short name for each run's key: the experiment and the settings that differ among the runs."""
-    columns = {run.key: settings_columns({"experiment": run.experiment} | run.config, run.seed) for run in runs}
-    names = dict.fromkeys(name for settings in columns.values() for name in settings)
-    differ = [n for n in names if n != "experiment" and len({repr(s.get(n)) for s in columns.values()}) > 1]
-    return {
-        key: " ".join([str(s["experiment"]), *(f"{n}={_short(s[n])}" for n in differ if n in s)])[:72]
-        for key, s in columns.items()
-    }
+    """A short name for each run's key: the experiment and the settings in which its runs differ."""
+    names: dict[str, str] = {}
+    for experiment in dict.fromkeys(run.experiment for run in runs):
+        columns = {r.key: settings_columns(r.config, r.seed) for r in runs if r.experiment == experiment}
+        settings = dict.fromkeys(name for of_run in columns.values() for name in of_run)
+        differ = [n for n in settings if len({repr(of_run.get(n)) for of_run in columns.values()}) > 1]
+        for key, of_run in columns.items():
+            names[key] = " ".join([experiment, *(f"{n}={_short(of_run[n])}" for n in differ if n in of_run)])[:72]
+    # Runs may differ in settings that are not scalar, or beyond the end of a long name.
+    unclear = {name for name in names.values() if list(names.values()).count(name) > 1}
+    return {key: f"{name} ({key[-6:]})" if name in unclear else name for key, name in names.items()}
 
 
 def _short(value: str | int | float) -> str:

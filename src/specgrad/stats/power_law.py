@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float
-from scipy import optimize, stats
+from scipy import special
 
 Vector = Float[np.ndarray, " n"]
 Values = Sequence[float | int] | np.ndarray
@@ -59,7 +59,7 @@ def fit_power_law(
     y: Values,
     seeds: Sequence[int] | np.ndarray | None = None,
     *,
-    window: tuple[float, float] | None = None,
+    window: tuple[float | int, float | int] | None = None,
     stderr: Values | None = None,
     censored: Sequence[bool] | np.ndarray | None = None,
     confidence: float = 0.95,
@@ -106,6 +106,7 @@ def fit_power_law(
     if not 0 < confidence < 1:
         raise ValueError(f"`confidence` of `fit_power_law` must lie between 0 and 1; got {confidence}.")
     low, high = window or (float(xs.min()), float(xs.max()))
+    window = (float(low), float(high))
     inside = (xs >= low) & (xs <= high)
     if len(np.unique(xs[inside & ~limits])) < 2:
         raise ValueError(
@@ -117,7 +118,7 @@ def fit_power_law(
     slope, intercept, scatter = _fit(logs_x, logs_y, limits, weights)
     below, above = _bootstrap(logs_x, logs_y, limits, weights, groups, confidence, resamples, seed, seeds is not None)
     return PowerLaw(
-        slope, slope - below, slope + above, math.exp(intercept), scatter, (low, high), int(inside.sum()), int(limits.sum()),
+        slope, slope - below, slope + above, math.exp(intercept), scatter, window, int(inside.sum()), int(limits.sum()),
         int((~inside).sum()), confidence,
     )  # fmt: skip
 
@@ -166,12 +167,14 @@ def _fit(logs_x: Vector, logs_y: Vector, limits: Bool[np.ndarray, " n"], weights
     slope, intercept, scatter = _least_squares(logs_x[seen], logs_y[seen], weights[seen])
     if seen.all():
         return slope, intercept, scatter
+    from scipy import optimize  # half a second that most users of this package do without
+
     roots = np.sqrt(weights)
 
     def negative_log_likelihood(parameters: np.ndarray) -> float:
         slope, intercept, log_scatter = parameters
         scaled = (logs_y - intercept - slope * logs_x) * roots / math.exp(log_scatter)
-        return float(0.5 * (scaled[seen] ** 2).sum() + seen.sum() * log_scatter - stats.norm.logsf(scaled[limits]).sum())
+        return float(0.5 * (scaled[seen] ** 2).sum() + seen.sum() * log_scatter - special.log_ndtr(-scaled[limits]).sum())
 
     # The scatter of few values around their own line is too small a start for a search; exactly fitted values have none.
     floor = 1e-3
@@ -209,7 +212,9 @@ def _bootstrap(
         return math.nan, math.nan
     # With n seeds the percentile interval is too narrow by about sqrt((n-1)/n), and by the t quantile.
     n = len(names)
-    stretch = math.sqrt(n / (n - 1)) * float(stats.t.ppf(0.5 + confidence / 2, n - 1) / stats.norm.ppf(0.5 + confidence / 2))
+    stretch = math.sqrt(n / (n - 1)) * float(
+        special.stdtrit(n - 1, 0.5 + confidence / 2) / special.ndtri(0.5 + confidence / 2)
+    )
     low, middle, high = np.quantile(slopes, [0.5 - confidence / 2, 0.5, 0.5 + confidence / 2])
     return float(stretch * (middle - low)), float(stretch * (high - middle))
 
