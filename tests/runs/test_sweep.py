@@ -77,6 +77,20 @@ def test_a_worker_that_is_killed_fails_its_run_alone(tmp_path):
     assert reached[1].outcome.why == "the worker process died with SIGKILL (out of memory?)"
 
 
+def test_a_script_without_a_guard_is_told_so_and_no_run_is_blamed(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from specgrad.runs import Store, sweep\nfrom tests.runs.experiment import run\n"
+        f"sweep([run(0), run(1)], Store({str(tmp_path / 'store')!r}), 2)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/src"}
+    )
+    assert done.returncode == 1
+    assert "RuntimeError: a worker process ended with exit status 1 before it could begin" in done.stderr
+    assert list((tmp_path / "store").iterdir()) == []
+
+
 def test_shards_are_disjoint_and_together_all(tmp_path):
     runs = [run(seed, steps=1) for seed in range(7)]
     shards = [sweep(runs, Store(tmp_path), shard=f"{i}/3", show_progress=False) for i in (1, 2, 3)]

@@ -5,7 +5,6 @@ import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
 from specgrad.runs.interrupt import Interrupted, StopRequest
@@ -38,12 +37,12 @@ class Settings:
     """How runs are done; nothing of it is part of a result, except the last bits that ``threads`` may change.
 
     Attributes:
-        store: folder of the store.
+        store: where finished runs lie.
         threads: threads per run; None leaves them as they are.
         track: spec of `specgrad.runs.tracker`, or None.
     """
 
-    store: Path
+    store: Store
     threads: int | None = 1
     track: str | None = None
 
@@ -56,7 +55,7 @@ def execute(
     Exceptions of the measurement are stored and returned, not raised. SIGTERM, by which a cluster announces the end of a
     job, asks the measurement to keep its state.
     """
-    store = Store(settings.store)
+    store = settings.store
     if run in store:
         return Outcome("done")
     assert run.work is not None

@@ -16,18 +16,20 @@ from multiprocessing.process import BaseProcess
 from specgrad.runs.execute import Outcome, Settings, execute
 from specgrad.runs.provenance import provenance
 from specgrad.runs.run import Run
-from specgrad.runs.store import Store
 from specgrad.runs.threads import thread_limit
 from specgrad.runs.watch import OnStep
 
 # A worker reports steps no more often than this.
 _SECONDS_BETWEEN_REPORTS = 0.1
 
+_READY = "ready"
+
 
 @dataclass
 class _Worker:
     process: BaseProcess
     connection: Connection
+    ready: bool = False
     run: Run | None = None
     on_step: OnStep | None = None
 
@@ -43,6 +45,9 @@ def work_in_pool(
     """Does runs in ``workers`` fresh processes; returns when all have ended, or soon after ``should_stop``.
 
     A worker that dies fails its run and is replaced.
+
+    Raises:
+        RuntimeError: if workers cannot even begin.
     """
     waiting = list(reversed(runs))
     pool: list[_Worker] = []
@@ -57,11 +62,11 @@ def work_in_pool(
                     for worker in pool:
                         _tell(worker, "stop")
                 for worker in pool:
-                    if worker.run is None and waiting and not told:
+                    if worker.ready and worker.run is None and waiting and not told:
                         worker.run = waiting.pop()
                         worker.on_step = on_start(worker.run)
                         _tell(worker, worker.run)
-                busy = {worker.connection: worker for worker in pool if worker.run is not None}
+                busy = {worker.connection: worker for worker in pool if worker.run is not None or not worker.ready}
                 if not busy:
                     return
                 for connection in wait(list(busy), timeout=0.2):
@@ -74,7 +79,7 @@ def work_in_pool(
         for worker in pool:
             worker.connection.close()
             # Idle workers leave at the end of their pipe; a busy one is only here after an exception.
-            if worker.run is not None:
+            if worker.run is not None or not worker.ready:
                 worker.process.kill()
             worker.process.join()
 
@@ -82,7 +87,7 @@ def work_in_pool(
 def _hire(settings: Settings) -> _Worker:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, settings), daemon=True)
+    process = context.Process(target=_serve, args=(theirs, settings))
     process.start()
     theirs.close()
     return _Worker(process, ours)
@@ -96,22 +101,29 @@ def _tell(worker: _Worker, message: object) -> None:
 
 def _listen(worker: _Worker, settings: Settings, on_end: Callable[[Run, Outcome], None]) -> bool:
     """Takes one message; False if the worker is dead."""
-    assert worker.run is not None and worker.on_step is not None
     try:
         message = worker.connection.recv()
     except (EOFError, ConnectionResetError):
         worker.process.join()
         code = worker.process.exitcode
         how = signal.Signals(-code).name if code is not None and code < 0 else f"exit status {code}"
+        if worker.run is None:
+            raise RuntimeError(
+                f"a worker process ended with {how} before it could begin; a script that asks for workers must do so under "
+                '`if __name__ == "__main__":`.'
+            ) from None
         why = f"the worker process died with {how}" + (" (out of memory?)" if code == -signal.SIGKILL else "")
-        Store(settings.store).write_failure(worker.run, why, provenance())
+        settings.store.write_failure(worker.run, why, provenance())
         run, worker.run = worker.run, None
         on_end(run, Outcome("failed", why))
         return False
-    if isinstance(message, Outcome):
+    if message == _READY:
+        worker.ready = True
+    elif isinstance(message, Outcome):
+        assert worker.run is not None
         run, worker.run = worker.run, None
         on_end(run, message)
-    else:
+    elif worker.on_step is not None:
         worker.on_step(*message)
     return True
 
@@ -137,6 +149,7 @@ def _serve(connection: Connection, settings: Settings) -> None:
             stopped = True
         return stopped
 
+    connection.send(_READY)
     while not stopped:
         try:
             message = connection.recv()

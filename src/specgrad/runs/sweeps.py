@@ -110,7 +110,7 @@ def sweep(
         if progress is not None:
             _say_what_is_there(before, names, retry_failed, progress)
         reporter = _Reporter(progress, names)
-        settings = Settings(store.path.resolve(), threads, track)
+        settings = Settings(Store(store.path.resolve()), threads, track)
         if executor is None:
             _one_by_one(todo, settings, stop, reporter)
         elif isinstance(executor, int):
@@ -193,7 +193,7 @@ def _outcome_of(run: Run, job: Any, settings: Settings) -> Outcome:
         outcome = job.result()
     except Exception as error:  # of the executor, not of the measurement: a lost worker, a job killed by its cluster
         why = f"{type(error).__name__}: {error}"
-        Store(settings.store).write_failure(run, why, provenance())
+        settings.store.write_failure(run, why, provenance())
         return Outcome("failed", last_line(why))
     assert isinstance(outcome, Outcome)
     return outcome
