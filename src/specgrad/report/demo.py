@@ -19,6 +19,7 @@ from specgrad.gpt.tuning import tune, write_sweep
 from specgrad.report.demo_page import demo_page
 from specgrad.report.demo_result import DemoResult, write_tables
 from specgrad.runs import Run, Store
+from specgrad.runs.tracking import check_tracker
 
 SETTINGS_FILE = "demo.json"
 
@@ -43,6 +44,7 @@ class DemoOptions:
         dtype: float32, float64 or bfloat16.
         seed: seed of weights and batches, the same for all three runs.
         tune: repeat the learning-rate sweep first, and use what it finds.
+        track: where records go as they come: jsonl:FOLDER, tensorboard:FOLDER, wandb:PROJECT or mlflow:EXPERIMENT.
     """
 
     out: Path = Path("specgrad-demo")
@@ -60,10 +62,11 @@ class DemoOptions:
     dtype: str = "float32"
     seed: int = 0
     tune: bool = False
+    track: str | None = None
 
     def configs(self) -> list[Config]:
         """The three runs; raises ValueError for a setting out of range."""
-        shared = {key: value for key, value in asdict(self).items() if key not in ("out", "tune")}
+        shared = {key: value for key, value in asdict(self).items() if key not in ("out", "tune", "track")}
         return _gpt.comparison(**shared)
 
 
@@ -99,13 +102,15 @@ def run_demo(options: DemoOptions) -> DemoResult:
         RunsMissing: after Ctrl-C; finished runs and the state of the one in progress are kept.
     """
     configs = options.configs()
+    if options.track is not None:
+        check_tracker(options.track)
     store = Store(options.out / "runs")
     settings = {key: str(v.resolve()) if isinstance(v, Path) else v for key, v in asdict(options).items() if key != "out"}
     (options.out / SETTINGS_FILE).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     if options.tune:
         configs = _tuned(options, configs, store)
     # Whoever repeats a failed demo wants it tried again.
-    table = _collect(configs, store, _label, retry_failed=True)
+    table = _collect(configs, store, _label, retry_failed=True, track=options.track)
     figures = options.out / "figures"
     checks = publish(gpt_optimizers, table, figures, "losses") + publish(gpt_condition, table, figures, "condition")
     result = DemoResult.of(options.out / "report.html", table, checks, [store.about(run_of(_gpt, c)) for c in configs])
@@ -114,9 +119,11 @@ def run_demo(options: DemoOptions) -> DemoResult:
     return result
 
 
-def _collect(configs: list[Config], store: Store, label: Callable[[Run], str], *, retry_failed: bool) -> pl.DataFrame:
+def _collect(
+    configs: list[Config], store: Store, label: Callable[[Run], str], *, retry_failed: bool, track: str | None = None
+) -> pl.DataFrame:
     # One run after the other on all threads.
-    return collect(_gpt, configs, store, threads=None, retry_failed=retry_failed, label=label)
+    return collect(_gpt, configs, store, threads=None, retry_failed=retry_failed, track=track, label=label)
 
 
 def _label(run: Run) -> str:
