@@ -34,8 +34,9 @@ def test_the_version_is_printed():
 
 def test_every_option_of_the_demo_has_a_help_text():
     done = specgrad("demo", "--help")
-    options = ("--out", "--text", "--size", "--mlp", "--positions", "--steps", "--batch-size", "--adamw-lr", "--muon-lr",
-               "--weight-decay", "--probe-every", "--device", "--dtype", "--seed", "--tune", "--track", "--resume")  # fmt: skip
+    options = ("--out", "--text", "--size", "--mlp", "--positions", "--steps", "--batch-size", "--adamw-lr",
+               "--muon-lr", "--weight-decay", "--probe-every", "--device", "--dtype", "--seed", "--tune", "--track",
+               "--resume")  # fmt: skip
     for option in options:
         assert option in done.stdout, option
     assert done.stdout.count("(default:") == len(options)
