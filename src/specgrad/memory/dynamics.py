@@ -29,7 +29,7 @@ def one_step(
     frequencies: Array | None = None,
     batch_size: int | None = None,
     *,
-    lr: float = 1.0,
+    lr: float | int = 1.0,
     step: int = 0,
     **options: Any,
 ) -> Float[Tensor, "d d"]:
@@ -100,14 +100,14 @@ def simulate(
     task: Task,
     update: Update | BuildOptimizer = "muon",
     steps: int = 4,
-    lr: Schedule | float | Sequence[float] | None = None,
+    lr: Schedule | float | int | Sequence[float | int] | None = None,
     gradient: Method = "exact",
     batch_size: int | None = None,
     *,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
+    momentum: float | int = 0.0,
+    weight_decay: float | int = 0.0,
     rows: int | None = None,
-    tolerance: float | None = None,
+    tolerance: float | int | None = None,
     with_loss: bool = False,
     on_step: Callable[[int, float], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
@@ -228,7 +228,7 @@ class _Adapter:
         return self.weight.detach().double().clone()
 
 
-def check_run(steps: int, batch_size: int | None, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
+def check_run(steps: int, batch_size: int | None, momentum: float | int = 0.0, weight_decay: float | int = 0.0) -> None:
     """Refuses settings out of range."""
     if steps < 1:
         raise ValueError(f"`steps` of `memory.simulate` must be >= 1; got {steps}.")

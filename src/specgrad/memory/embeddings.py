@@ -50,7 +50,7 @@ def gaussian_rows(
             row = last
 
 
-def power_law_scale(dim: int, kappa: float) -> Float[np.ndarray, " d"]:
+def power_law_scale(dim: int, kappa: float | int) -> Float[np.ndarray, " d"]:
     """Standard deviations whose squares are proportional to ``i^-kappa`` and sum to 1; ``kappa = 0`` is ``1/sqrt(d)``."""
     variances = np.arange(1, dim + 1, dtype=np.float64) ** -kappa
     scale: Float[np.ndarray, " d"] = np.sqrt(variances / variances.sum())

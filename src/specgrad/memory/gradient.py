@@ -65,7 +65,14 @@ def gradient_and_loss(
     q = checked_frequencies(task, frequencies)
     w = checked_weight(task, weight)
     if w is None:
-        return _at_zero(task, q), float(q.sum() * torch.tensor(task.num_items).double().log())
+        # A task keeps its population gradient at the start: GD, Muon and Newton all begin there.
+        if q is not task.frequencies:
+            start = _at_zero(task, q)
+        else:
+            if "_start" not in task.__dict__:
+                task.__dict__["_start"] = _at_zero(task, q)
+            start = task.__dict__["_start"].clone()
+        return start, float(q.sum() * torch.tensor(task.num_items).double().log())
     sums = torch.zeros(task.dim + 1, task.dim, dtype=torch.float64, device=q.device)
     for queries, averages, mine in _passes(task, w, None, q):
         if mine is None:

@@ -72,7 +72,7 @@ def estimate_gradient(
     method: Method = "hybrid",
     *,
     rows: int | None = None,
-    tolerance: float | None = None,
+    tolerance: float | int | None = None,
     moments_from: Moments = "sample",
 ) -> Estimate:
     """Minus the loss gradient at a cost linear in N, with its error estimate.
@@ -223,7 +223,7 @@ def _exact_rows(
     return correction, float((weights * (averages.log_sum - tail.own)).sum())
 
 
-def _rows_needed(errors: Float[Tensor, " N"], bound: float) -> int:
+def _rows_needed(errors: Float[Tensor, " N"], bound: float | int) -> int:
     """Rows to do exactly so that the norm of the others' errors is at most ``bound``."""
     remaining = errors.square().sort(descending=True).values.flip(0).cumsum(0).flip(0).sqrt()
     return int((remaining > bound).sum())

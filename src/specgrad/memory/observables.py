@@ -11,7 +11,7 @@ from specgrad.memory.scoring import recovered
 from specgrad.memory.task import Array, Task
 
 
-def capacity(task: Task, weight: Array, shares: Sequence[float] = (0.9,)) -> dict[str, float]:
+def capacity(task: Task, weight: Array, shares: Sequence[float | int] = (0.9,)) -> dict[str, float | int]:
     """How much a weight stores.
 
     Args:
@@ -36,8 +36,8 @@ def capacity(task: Task, weight: Array, shares: Sequence[float] = (0.9,)) -> dic
 
 
 def capacity_of(
-    mask: Bool[Tensor, " N"], frequencies: Float[Tensor, " N"], shares: Sequence[float] = (0.9,)
-) -> dict[str, float]:
+    mask: Bool[Tensor, " N"], frequencies: Float[Tensor, " N"], shares: Sequence[float | int] = (0.9,)
+) -> dict[str, float | int]:
     """The metrics of `capacity` from a mask.
 
     Raises:
@@ -53,7 +53,7 @@ def capacity_of(
             raise ValueError(f"`shares` of `memory.capacity` must be in (0, 1]; got {share}.")
     hits = mask.long().cumsum(0)
     lengths = torch.arange(1, len(mask) + 1, device=mask.device)
-    metrics: dict[str, float] = {"count": int(hits[-1]), "prefix": int((hits == lengths).sum())}
+    metrics: dict[str, float | int] = {"count": int(hits[-1]), "prefix": int((hits == lengths).sum())}
     for share in shares:
         # One part in 10^9 keeps shares such as 9 of 10 from being lost to rounding.
         enough = (hits >= share * lengths * (1 - 1e-9)).nonzero()

@@ -18,7 +18,9 @@ Schedule = Literal["line-search", "sqrt-dim", "2-1-1-1", "theory"]
 _GRID = tuple(2.0 ** (k / 4) for k in range(-20, 21))
 
 
-def fixed_rates(task: Task, update: str, schedule: Schedule | float | Sequence[float], steps: int) -> list[float] | None:
+def fixed_rates(
+    task: Task, update: str, schedule: Schedule | float | int | Sequence[float | int], steps: int
+) -> list[float] | None:
     """Learning rates of every step; None for the line search.
 
     Args:

@@ -1,6 +1,6 @@
 """What is learned: N facts ``i -> i`` with power-law frequencies, stored in one d x d matrix."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -62,10 +62,10 @@ class Task:
 
     num_items: int
     dim: int
-    alpha: float | None
+    alpha: float | int | None
     seed: int = 0
-    kappa_u: float = 0.0
-    kappa_v: float = 0.0
+    kappa_u: float | int = 0.0
+    kappa_v: float | int = 0.0
     unit_norm: bool = False
     storage: Storage = "memory"
     split: bool = False
@@ -105,7 +105,7 @@ class Task:
         embeddings: Array,
         frequencies: Array,
         *,
-        alpha: float | None = None,
+        alpha: float | int | None = None,
         seed: int = 0,
         split: bool = False,
     ) -> "Task":
@@ -148,13 +148,13 @@ class Task:
     @classmethod
     def from_counts(
         cls,
-        counts: Array,
+        counts: Array | Sequence[float | int],
         dim: int,
         seed: int = 0,
         *,
-        alpha: float | None = None,
-        kappa_u: float = 0.0,
-        kappa_v: float = 0.0,
+        alpha: float | int | None = None,
+        kappa_u: float | int = 0.0,
+        kappa_v: float | int = 0.0,
         unit_norm: bool = False,
         storage: Storage = "memory",
         dtype: torch.dtype = torch.float64,
@@ -285,7 +285,7 @@ class Task:
             )
 
 
-def _checked_counts(function: str, name: str, values: Array) -> Float[Tensor, " N"]:
+def _checked_counts(function: str, name: str, values: Array | Sequence[float | int]) -> Float[Tensor, " N"]:
     """Numbers divided by their sum, float64."""
     counts = torch.as_tensor(values).to(torch.float64)
     if counts.ndim != 1 or len(counts) < 2:

@@ -23,7 +23,7 @@ CONJECTURES = (
 )
 
 
-def capacity_exponent(update: Kind, alpha: float, steps: int = 1) -> float:
+def capacity_exponent(update: Kind, alpha: float | int, steps: int = 1) -> float:
     """Exponent e of the population capacity ``d^e``.
 
     One step: ``1 + 1/(2 alpha)`` for Muon (any resolution up to ``d^-alpha``) and Newton, ``1/(2 alpha)`` for gradient
@@ -55,7 +55,7 @@ def capacity_exponent(update: Kind, alpha: float, steps: int = 1) -> float:
     return exponent
 
 
-def capacity(update: Kind, dim: int, alpha: float, batch_size: float | None = None, steps: int = 1) -> float:
+def capacity(update: Kind, dim: int, alpha: float | int, batch_size: float | int | None = None, steps: int = 1) -> float:
     """Order of the number of recovered items, ``min(d^e, B^(1/alpha))``; ``batch_size`` None is the population.
 
     Source: Theorems 4.1, 4.3, 4.4, 5.4 and 5.5.
@@ -64,7 +64,7 @@ def capacity(update: Kind, dim: int, alpha: float, batch_size: float | None = No
     return population if batch_size is None else min(population, float(batch_size ** (1 / alpha)))
 
 
-def upper_bound_gd(dim: int, alpha: float, batch_size: float | None = None) -> float:
+def upper_bound_gd(dim: int, alpha: float | int, batch_size: float | int | None = None) -> float:
     """Order of the largest item that one step of gradient descent can recover, with the proof's logarithms.
 
     ``min(d^(1/(2 alpha)) (log d)^(1 + 1/alpha), B^(1/alpha))``.
@@ -76,7 +76,7 @@ def upper_bound_gd(dim: int, alpha: float, batch_size: float | None = None) -> f
     return population if batch_size is None else min(population, float(batch_size ** (1 / alpha)))
 
 
-def critical_batch_exponent(update: Kind, alpha: float) -> float:
+def critical_batch_exponent(update: Kind, alpha: float | int) -> float:
     """Exponent of the batch size beyond which one step gains nothing: ``alpha + 1/2``, or 1/2 for gradient descent.
 
     Example:
@@ -88,12 +88,12 @@ def critical_batch_exponent(update: Kind, alpha: float) -> float:
     return alpha * capacity_exponent(update, alpha)
 
 
-def critical_batch(update: Kind, dim: int, alpha: float) -> float:
+def critical_batch(update: Kind, dim: int, alpha: float | int) -> float:
     """Order of the critical batch size, ``d`` to the `critical_batch_exponent`."""
     return float(dim ** critical_batch_exponent(update, alpha))
 
 
-def smallest_newton_batch(dim: int, alpha: float) -> float:
+def smallest_newton_batch(dim: int, alpha: float | int) -> float:
     """Order of the batch that makes Newton's Hessian regular, ``d^alpha``: as many distinct items as dimensions.
 
     Source: Theorem 4.4.
@@ -110,7 +110,7 @@ def learning_rate(update: Kind, dim: int) -> float:
     return {"gd": 1.0, "newton": float(dim**-0.5)}.get(update, float(dim**0.5))
 
 
-def gd_schedule(dim: int, alpha: float, steps: int, constant: float = 1.0) -> list[float]:
+def gd_schedule(dim: int, alpha: float | int, steps: int, constant: float | int = 1.0) -> list[float]:
     """Learning rates ``constant d_{t+1}^alpha`` under which gradient descent follows its recursion.
 
     The next item to be learned then moves by order one. Numerically unstable for large alpha, as the paper warns.
@@ -120,7 +120,7 @@ def gd_schedule(dim: int, alpha: float, steps: int, constant: float = 1.0) -> li
     return [constant * dim ** (alpha * capacity_exponent("gd", alpha, t)) for t in range(1, steps + 1)]
 
 
-def resolution(dim: int, alpha: float, batch_size: float | None = None, constant: float = 0.1) -> float:
+def resolution(dim: int, alpha: float | int, batch_size: float | int | None = None, constant: float | int = 0.1) -> float:
     """The regularisation lambda, ``constant max(d^-alpha, 1/B)``.
 
     The theorem's logarithms, ``max((log d)^(2 alpha + 2) d^-alpha, (log d)^2 / B)``, would multiply it by thousands at
@@ -136,7 +136,7 @@ def resolution(dim: int, alpha: float, batch_size: float | None = None, constant
     return constant * max(float(dim**-alpha), 0.0 if batch_size is None else 1 / batch_size)
 
 
-def resolution_of_step(dim: int, alpha: float, step: int) -> float:
+def resolution_of_step(dim: int, alpha: float | int, step: int) -> float:
     """Order of the regularisation in step t (from 0) of the thresholded dynamics, ``d_{t+1}^-alpha sqrt(d)``.
 
     Source: Theorem 5.4.
@@ -144,7 +144,7 @@ def resolution_of_step(dim: int, alpha: float, step: int) -> float:
     return float(dim ** (0.5 - alpha * capacity_exponent("muon", alpha, step + 1)))
 
 
-def loss_exponent(update: Kind, alpha: float, steps: int = 1) -> float:
+def loss_exponent(update: Kind, alpha: float | int, steps: int = 1) -> float:
     """Exponent of the loss after the items that are not recovered, ``d^(e (1 - alpha))``.
 
     For one step of Muon or Newton this is ``1/(2 alpha) + 1/2 - alpha``.
@@ -162,7 +162,7 @@ def loss_of_capacity(frequencies: Float[Tensor, " N"], recovered: int) -> float:
     return float(frequencies[recovered:].sum()) * math.log(len(frequencies))
 
 
-def information_limit(alpha: float, batch_size: float, steps: int = 1) -> float:
+def information_limit(alpha: float | int, batch_size: float | int, steps: int = 1) -> float:
     """Order of the items seen in ``steps`` batches, ``(T B)^(1/alpha)``, which nobody can exceed.
 
     Source: section 5.2.
@@ -171,7 +171,7 @@ def information_limit(alpha: float, batch_size: float, steps: int = 1) -> float:
     return float((steps * batch_size) ** (1 / alpha))
 
 
-def expected_distinct(frequencies: Float[Tensor, " N"] | Sequence[float], batch_size: float) -> float:
+def expected_distinct(frequencies: Float[Tensor, " N"] | Sequence[float | int], batch_size: float | int) -> float:
     """Expected number of distinct items in a batch, ``sum_i 1 - (1 - p_i)^B``, exactly.
 
     Example:
@@ -182,7 +182,7 @@ def expected_distinct(frequencies: Float[Tensor, " N"] | Sequence[float], batch_
     return float(-torch.expm1(batch_size * torch.log1p(-p.clamp(max=1 - 1e-16))).sum())
 
 
-def asymptotic_distinct(alpha: float, batch_size: float) -> float:
+def asymptotic_distinct(alpha: float | int, batch_size: float | int) -> float:
     """Distinct items in a batch from infinitely many, ``Gamma(1 - 1/alpha) (B / zeta(alpha))^(1/alpha)``.
 
     Example:
@@ -193,7 +193,7 @@ def asymptotic_distinct(alpha: float, batch_size: float) -> float:
     return float(gamma(1 - 1 / alpha) * (batch_size / zeta(alpha)) ** (1 / alpha))
 
 
-def spectrum_exponents(alpha: float) -> dict[str, float]:
+def spectrum_exponents(alpha: float | int) -> dict[str, float]:
     """Exponents in d of the start gradient's spectrum, one item left out.
 
     ``smallest``: of ``s_d``; ``half``: of ``s_{d/2}``; ``inverse_sum``: of ``sum_k 1/s_k``.
@@ -204,7 +204,7 @@ def spectrum_exponents(alpha: float) -> dict[str, float]:
     return {"smallest": -alpha - 1, "half": -alpha, "inverse_sum": alpha + 1}
 
 
-def logit_orders(frequency: float, dim: int, lam: float) -> tuple[float, float]:
+def logit_orders(frequency: float | int, dim: int, lam: float | int) -> tuple[float, float]:
     """Orders of an item's signal ``min(q/lam, 1)`` and of the interactions ``(log d)^3 / sqrt(d)`` it competes with.
 
     Source: proof of Theorem 4.1.
@@ -217,6 +217,6 @@ def distance_to_finite_size(dim: int, num_items: int) -> float:
     return float(np.sqrt(2 * np.log(num_items) / dim))
 
 
-def _check(alpha: float) -> None:
+def _check(alpha: float | int) -> None:
     if not alpha > 1:
         raise ValueError(f"`alpha` of `memory.theory` must be > 1 so that frequencies are summable; got {alpha}.")

@@ -23,13 +23,13 @@ Drop = Literal["schedule", "prefix", "top90", "recovered"]
 def simulate_thresholded(
     task: Task,
     steps: int = 4,
-    lr: Schedule | float | Sequence[float] = "sqrt-dim",
+    lr: Schedule | float | int | Sequence[float | int] = "sqrt-dim",
     batch_size: int | None = None,
     *,
     update: Literal["gd", "muon", "h_lambda"] = "muon",
     drop: Drop = "schedule",
-    constant: float = 0.05,
-    margin: float = 0.0,
+    constant: float | int = 0.05,
+    margin: float | int = 0.0,
     **options: Any,
 ) -> Run:
     """The dynamics that the multi-step theory analyses: recovered items leave the gradient, the others see no softmax.
@@ -99,12 +99,12 @@ def simulate_thresholded(
 def _left(
     task: Task,
     drop: Drop,
-    constant: float,
-    margin: float,
+    constant: float | int,
+    margin: float | int,
     step: int,
     weight: Tensor,
     mask: Tensor,
-    metrics: dict[str, float],
+    metrics: dict[str, float | int],
 ) -> Tensor:
     """Items that leave the gradient after a step."""
     if drop == "schedule":

@@ -48,11 +48,11 @@ def direction(
     method: Method | Literal["quintic"] = "svd",
     mode: Mode = "fast",
     steps: int = 5,
-    lam: float | None = None,
+    lam: float | int | None = None,
     newton: NewtonMode = "auto",
-    damping: float | None = None,
+    damping: float | int | None = None,
     cg_steps: int = 30,
-    cg_tolerance: float = 1e-2,
+    cg_tolerance: float | int = 1e-2,
 ) -> Float[Tensor, "d d"]:
     """The direction D of an update ``W + lr D``.
 
@@ -111,7 +111,7 @@ def _resolution(task: Task, frequencies: Float[Tensor, " N"]) -> float:
 
 
 def _newton_at_start(
-    task: Task, gradient: Float[Tensor, "d d"], q: Float[Tensor, " N"], mode: NewtonMode, damping: float | None
+    task: Task, gradient: Float[Tensor, "d d"], q: Float[Tensor, " N"], mode: NewtonMode, damping: float | int | None
 ) -> Float[Tensor, "d d"]:
     """``Sigma_u^-1 G M_v^-1``."""
     sigma_u, m_v = start_hessian(task, q)
@@ -142,7 +142,7 @@ def _newton_cg(
     weight: Float[Tensor, "d d"],
     q: Float[Tensor, " N"],
     steps: int,
-    tolerance: float,
+    tolerance: float | int,
 ) -> Float[Tensor, "d d"]:
     """Solves ``H[D] = G`` by conjugate gradients with the Hessian at the start, damped, as preconditioner.
 
