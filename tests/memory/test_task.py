@@ -133,9 +133,9 @@ def test_weights_and_frequencies_that_do_not_fit_are_refused(unchecked_types):
     for call in (lambda w: recovered(task, w), lambda w: gradient(task, w)):
         with pytest.raises(ValueError, match=r"`weight` must have shape \(2, 2\); got \(3, 3\)"):
             call(torch.zeros(3, 3))
-        with pytest.raises(ValueError, match="`weight` must be finite; got NaN"):
+        with pytest.raises(ValueError, match=r"`weight` must be finite; got NaN"):
             call(torch.full((2, 2), torch.nan))
     with pytest.raises(ValueError, match=r"`frequencies` must have shape \(10,\); got \(9,\)"):
         gradient(task, None, torch.ones(9))
-    with pytest.raises(ValueError, match="`frequencies` must be finite and >= 0"):
+    with pytest.raises(ValueError, match=r"`frequencies` must be finite and >= 0"):
         gradient(task, None, -torch.ones(10))
