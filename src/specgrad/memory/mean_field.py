@@ -113,6 +113,8 @@ def estimate_gradient(
         )
     if rows is not None and rows < 0:
         raise ValueError(f"`rows` of `memory.estimate_gradient` must be >= 0; got {rows}.")
+    if moments_from not in get_args(Moments):
+        raise ValueError(f"`moments_from` of `memory.estimate_gradient` must be sample or gauss; got {moments_from!r}.")
     q = checked_frequencies(task, frequencies)
     w = checked_weight(task, weight)
     seen = int(torch.count_nonzero(q))
