@@ -16,13 +16,14 @@ from specgrad.memory.schedules import fixed_rates, line_search
 from specgrad.memory.scoring import margins, recovered, recovered_by_definition
 from specgrad.memory.task import Task
 from specgrad.memory.thresholded import simulate_thresholded
-from specgrad.memory.updates import direction, quintic_polar
+from specgrad.memory.updates import Update, direction, quintic_polar
 
 __all__ = [
     "Estimate",
     "MeanFieldWarning",
     "Run",
     "Task",
+    "Update",
     "capacity",
     "capacity_of",
     "direction",
