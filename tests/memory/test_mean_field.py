@@ -88,10 +88,12 @@ def test_losses_along_a_line_are_those_of_single_weights(second_step):
     task, weight = second_step
     along = memory.one_step(task, "gd")
     rates = torch.tensor([0.0, 1.0, 20.0], dtype=torch.float64)
-    got = memory.mean_field.mean_field_losses(task, weight, along, rates, task.frequencies)
-    for rate, value in zip(rates.tolist(), got.tolist(), strict=True):
+    got = memory.mean_field.losses_along(task, weight, along, rates, task.frequencies)
+    everyone = memory.mean_field.losses_along(task, weight, along, rates, task.frequencies, torch.arange(4000))
+    for rate, value, exact in zip(rates.tolist(), got.tolist(), everyone.tolist(), strict=True):
         single = memory.estimate_gradient(task, weight + rate * along, method="mean-field")
         assert value == pytest.approx(single.loss, rel=1e-10)
+        assert exact == pytest.approx(memory.loss(task, weight + rate * along), rel=1e-10)
 
 
 @pytest.mark.filterwarnings("default::specgrad.memory.MeanFieldWarning")

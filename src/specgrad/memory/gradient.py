@@ -200,6 +200,16 @@ def weighted_rows(
         yield items, u, task.pick("embeddings", items)
 
 
+def gathered_rows(task: Task, items: Int[Tensor, " k"]) -> tuple[Float[Tensor, "k d"], Float[Tensor, "k d"]]:
+    """Rows of U and V of increasing items, on every process."""
+    mine = items[(items >= task.rows.start) & (items < task.rows.stop)]
+    place = torch.searchsorted(items, mine)
+    rows = torch.zeros(2, len(items), task.dim, dtype=task.dtype, device=items.device)
+    rows[0, place], rows[1, place] = task.pick("unembeddings", mine), task.pick("embeddings", mine)
+    task.total(rows)
+    return rows[0], rows[1]
+
+
 def checked_frequencies(task: Task, frequencies: Array | None) -> Float[Tensor, " N"]:
     """Q as float64 on the task's device; the population if None."""
     if frequencies is None:

@@ -22,11 +22,12 @@ from specgrad.memory.embeddings import power_law_scale
 from specgrad.memory.gradient import (
     checked_frequencies,
     checked_weight,
+    gathered_rows,
     gradient_and_loss,
     moments,
     weighted_rows,
 )
-from specgrad.memory.softmax import softmax_averages
+from specgrad.memory.softmax import log_sums_along, softmax_averages
 from specgrad.memory.task import Array, Task
 
 Method = Literal["exact", "hybrid", "mean-field"]
@@ -209,12 +210,7 @@ def _exact_rows(
     task: Task, w: Float[Tensor, "d d"], q: Float[Tensor, " N"], chosen: Int[Tensor, " k"], moments_from: Moments
 ) -> tuple[Float[Tensor, "d d"], float]:
     """What replacing the mean-field average of some rows by the softmax adds to the gradient, and their exact loss."""
-    mine = chosen[(chosen >= task.rows.start) & (chosen < task.rows.stop)]
-    rows = torch.zeros(2, len(chosen), task.dim, dtype=task.dtype, device=q.device)
-    place = torch.searchsorted(chosen, mine)
-    rows[0, place], rows[1, place] = task.pick("unembeddings", mine), task.pick("embeddings", mine)
-    task.total(rows)
-    u, v = rows
+    u, v = gathered_rows(task, chosen)
     queries = v @ w.T
     averages = softmax_averages(task, queries)
     tail = _tail(task, u, queries, moments_from)
@@ -232,34 +228,65 @@ def _rows_needed(errors: Float[Tensor, " N"], bound: float | int) -> int:
 
 
 @torch.no_grad()
-def mean_field_losses(
+def losses_along(
     task: Task,
     weight: Float[Tensor, "d d"],
     direction: Float[Tensor, "d d"],
     rates: Float[Tensor, " r"],
     frequencies: Float[Tensor, " N"],
+    items: Int[Tensor, " k"] | None = None,
 ) -> Float[Tensor, " r"]:
-    """Mean-field loss of ``weight + rate * direction`` for many rates in one pass, ``sum_i q_i softplus(b_i - gamma_ii)``.
+    """Loss of ``weight + rate * direction`` for many rates in one pass.
 
-    Logits are linear in the rate and their variance quadratic, so that a rate costs a few operations per item.
+    Mean-field, ``sum_i q_i softplus(b_i - gamma_ii)``: logits are linear in the rate and their variance quadratic, so that
+    a rate costs a few operations per item. Some items can be done exactly.
 
-    Cost: ``8 N d^2 + 10 r N`` FLOPs.
+    Args:
+        task: the task.
+        weight: W.
+        direction: D.
+        rates: the rates.
+        frequencies: q.
+        items: increasing numbers of the items whose loss is exact; None for none.
+
+    Cost: ``8 N d^2 + 10 r N`` FLOPs, and ``4 k N d + 6 r k N`` for k exact items.
     """
-    n = task.num_items
-    mean, covariance = (moment.to(task.dtype) for moment in moments(task))
     w, step = weight.to(task.dtype), direction.to(task.dtype)
     total = torch.zeros_like(rates)
-    for items, u, v in weighted_rows(task, frequencies):
-        at, by = v @ w.T, v @ step.T
-        own = torch.stack([(u * at).sum(1), (u * by).sum(1)])
-        along = torch.stack([at @ mean, by @ mean])
-        spread_at, spread_by = at @ covariance, by @ covariance
-        squares = ((at * spread_at).sum(1), (by * spread_at).sum(1), (by * spread_by).sum(1))
-        own_r, along_r = (pair[0] + rates[:, None] * pair[1] for pair in (own.double(), along.double()))
-        a, b, c = (square.double() for square in squares)
-        variance = a + 2 * rates[:, None] * b + rates[:, None].square() * c
-        variance = ((n * variance - (own_r - along_r).square() * (n / (n - 1))) / (n - 1)).clamp_(min=0)
-        log_tail = math.log(n - 1) + (n * along_r - own_r) / (n - 1) + variance / 2
-        total += softplus(log_tail - own_r) @ frequencies[items]
+    for rows, u, v in weighted_rows(task, frequencies):
+        own, log_tail = _along(task, u, v @ w.T, v @ step.T, rates)
+        total += softplus(log_tail - own) @ frequencies[rows]
     task.total(total)
+    if items is not None and len(items):
+        u, v = gathered_rows(task, items)
+        at, by = v @ w.T, v @ step.T
+        own, log_tail = _along(task, u, at, by, rates)
+        exact = log_sums_along(task, at, by, rates).double() - own
+        total += (exact - softplus(log_tail - own)) @ frequencies[items]
     return total
+
+
+@torch.no_grad()
+def least_certain(
+    task: Task, weight: Float[Tensor, "d d"], frequencies: Float[Tensor, " N"], rows: int
+) -> Int[Tensor, " k"]:
+    """The items, in increasing order, whose mean-field rows have the largest estimated errors."""
+    errors = _mean_field(task, weight.to(task.dtype), frequencies, "sample")[1]
+    return errors.topk(min(rows, int(torch.count_nonzero(frequencies)))).indices.sort().values
+
+
+def _along(
+    task: Task, u: Float[Tensor, "k d"], at: Float[Tensor, "k d"], by: Float[Tensor, "k d"], rates: Float[Tensor, " r"]
+) -> tuple[Float[Tensor, "r k"], Float[Tensor, "r k"]]:
+    """``gamma_ii`` and ``b_i`` of rows with queries ``at + rate * by``, the own item left out as in `_tail`."""
+    n = task.num_items
+    mean, covariance = (moment.to(u) for moment in moments(task))
+    own = torch.stack([(u * at).sum(1), (u * by).sum(1)]).double()
+    along = torch.stack([at @ mean, by @ mean]).double()
+    spread_at, spread_by = at @ covariance, by @ covariance
+    a, b, c = ((x * y).sum(1).double() for x, y in ((at, spread_at), (by, spread_at), (by, spread_by)))
+    factor = rates[:, None]
+    own_r, along_r = (pair[0] + factor * pair[1] for pair in (own, along))
+    variance = a + 2 * factor * b + factor.square() * c
+    variance = ((n * variance - (own_r - along_r).square() * (n / (n - 1))) / (n - 1)).clamp_(min=0)
+    return own_r, math.log(n - 1) + (n * along_r - own_r) / (n - 1) + variance / 2

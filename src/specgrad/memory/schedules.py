@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from specgrad.memory import theory
-from specgrad.memory.mean_field import mean_field_losses
+from specgrad.memory.mean_field import least_certain, losses_along
 from specgrad.memory.task import Task
 
 Schedule = Literal["line-search", "sqrt-dim", "2-1-1-1", "theory"]
@@ -16,6 +16,11 @@ Schedule = Literal["line-search", "sqrt-dim", "2-1-1-1", "theory"]
 # Steps of equal norm are tried: for Muon the rate is sqrt(d) times these. Five factors of two to each side cover every
 # optimum seen (0.35 to 2.8), and neighbours differ by less than moves the count.
 _GRID = tuple(2.0 ** (k / 4) for k in range(-20, 21))
+_FINE_STEP = 1 / 4
+_FINE = tuple(2.0 ** (_FINE_STEP * k) for k in range(-2, 3))
+
+# The hybrid optimum lies within a factor of 1.5 of the mean-field one; the finer grid follows it if it lies further.
+_MOVES = 6
 
 
 def fixed_rates(
@@ -62,23 +67,29 @@ def fixed_rates(
 
 @torch.no_grad()
 def line_search(
-    task: Task, weight: Float[Tensor, "d d"], direction: Float[Tensor, "d d"], frequencies: Float[Tensor, " N"]
+    task: Task,
+    weight: Float[Tensor, "d d"],
+    direction: Float[Tensor, "d d"],
+    frequencies: Float[Tensor, " N"],
+    rows: int | None = None,
 ) -> float:
-    """The rate that lowers the loss most along a direction, on a grid with neighbours 19 % apart.
+    """The rate that lowers the loss most along a direction.
 
-    The loss is the mean-field one, which needs two products for the whole grid; its error shifts the optimum far less
-    than the grid does. For Muon it chooses about ``2.4 sqrt(d) / t``.
+    A grid on the mean-field loss finds the neighbourhood, a finer one on the hybrid loss, with exact rows for the items of
+    least certain mean field, the rate: the mean field alone exaggerates the losses of large steps. A parabola through the
+    three best points ends the search. For Muon this gives about ``2.4 sqrt(d) / t`` in step t.
 
     Args:
         task: the task.
         weight: W.
         direction: D.
         frequencies: q of the batch.
+        rows: exact rows of the second grid; None is d.
 
     Returns:
         The best rate; the smallest of the grid if none lowers the loss.
 
-    Cost: ``8 D d^2 + 400 D`` FLOPs for D items with ``q_i > 0``.
+    Cost: ``24 D d^2 + 400 D`` FLOPs for D items with ``q_i > 0``, and ``4 R N d + 30 R N`` for R exact rows.
 
     Source: ours.
     """
@@ -86,6 +97,22 @@ def line_search(
     if size == 0:
         return 1.0
     # |polar factor|_F = sqrt(d), so that this is sqrt(d) for Muon.
-    rates = torch.tensor(_GRID, dtype=torch.float64, device=direction.device) * (task.dim / size)
-    losses = mean_field_losses(task, weight, direction, rates, frequencies)
-    return float(rates[losses.nan_to_num(nan=torch.inf).argmin()])
+    coarse = torch.tensor(_GRID, dtype=torch.float64, device=direction.device) * (task.dim / size)
+    losses = losses_along(task, weight, direction, coarse, frequencies)
+    near = coarse[losses.nan_to_num(nan=torch.inf).argmin()]
+    items = least_certain(task, weight + near * direction, frequencies, task.dim if rows is None else rows)
+    for _ in range(_MOVES):
+        fine = near * torch.tensor(_FINE, dtype=torch.float64, device=direction.device)
+        losses = losses_along(task, weight, direction, fine, frequencies, items).nan_to_num(nan=torch.inf)
+        best = int(losses.argmin())
+        if 0 < best < len(fine) - 1:
+            return float(fine[best]) * 2 ** (_FINE_STEP * _vertex(losses[best - 1 : best + 2].tolist()))
+        near = fine[best]
+    return float(near)
+
+
+def _vertex(values: Sequence[float]) -> float:
+    """Where a parabola through three equally spaced values is lowest, in steps from the middle one."""
+    left, middle, right = values
+    bend = left - 2 * middle + right
+    return 0.5 * (left - right) / bend if bend > 0 else 0.0

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from specgrad.memory.gradient import checked_weight
+from specgrad.memory.gradient import checked_weight, gathered_rows
 from specgrad.memory.task import CHUNK, Array, Task
 
 # Widths of the first competitor blocks: nearly every item loses to one of the first few dozen competitors, so the first
@@ -91,12 +91,8 @@ def margins(task: Task, weight: Array, items: Int[Tensor, " k"]) -> Float[Tensor
     w = checked_weight(task, weight)
     if w is None:
         return torch.zeros(len(items), dtype=torch.float64, device=items.device)
-    mine = items[(items >= task.rows.start) & (items < task.rows.stop)]
-    place = torch.searchsorted(items, mine)
-    own = torch.zeros(2, len(items), task.dim, dtype=task.dtype, device=w.device)
-    own[0, place], own[1, place] = task.pick("unembeddings", mine), task.pick("embeddings", mine)
-    task.total(own)
-    queries = own[1] @ w.T
+    u, v = gathered_rows(task, items)
+    queries = v @ w.T
     best = torch.full((len(items),), -torch.inf, dtype=task.dtype, device=w.device)
     for start, block in task.half("unembeddings", _BLOCK):
         logits = queries @ block.T
@@ -106,7 +102,7 @@ def margins(task: Task, weight: Array, items: Int[Tensor, " k"]) -> Float[Tensor
         torch.maximum(best, logits.amax(1), out=best)
     if task.split:
         dist.all_reduce(best, dist.ReduceOp.MAX)
-    return (own[0] * queries).sum(1).double() - best.double()
+    return (u * queries).sum(1).double() - best.double()
 
 
 class _Alive:

@@ -81,3 +81,34 @@ def softmax_averages(task: Task, queries: Float[Tensor, "k d"], tilts: Float[Ten
     if tilted is None:
         return Softmax(top + total[:, 0].log(), mean)
     return Softmax(top + total[:, 0].log(), mean, sums[:, 1] / total[:, 0], tilted / total)
+
+
+def log_sums_along(
+    task: Task, queries: Float[Tensor, "k d"], steps: Float[Tensor, "k d"], rates: Float[Tensor, " r"]
+) -> Float[Tensor, "r k"]:
+    """``log sum_j exp((a_i + rate s_i) . u_j)`` for many rates in one pass; arguments the same on every process.
+
+    Cost: ``4 k N d + 6 r k N`` FLOPs.
+    """
+    k = len(queries)
+    top = queries.new_full((len(rates), k), -torch.inf)
+    sums = queries.new_zeros(len(rates), k)
+    factors = rates.to(queries)
+    for _, block in task.half("unembeddings", 4 * _TILE_COLUMNS):
+        for columns in block.split(_TILE_COLUMNS):
+            for low in range(0, k, _TILE_ROWS):
+                part = slice(low, min(k, low + _TILE_ROWS))
+                start, slope = queries[part] @ columns.T, steps[part] @ columns.T
+                for r, factor in enumerate(factors):
+                    logits = torch.addcmul(start, slope, factor)
+                    highest = torch.maximum(top[r, part], logits.amax(1))
+                    sums[r, part] *= (top[r, part] - highest).exp_()
+                    sums[r, part] += logits.sub_(highest[:, None]).exp_().sum(1)
+                    top[r, part] = highest
+    if task.split:
+        everywhere = top.clone()
+        dist.all_reduce(everywhere, dist.ReduceOp.MAX)
+        sums *= (top - everywhere).exp_()
+        top = everywhere
+        dist.all_reduce(sums)
+    return top + sums.log()
