@@ -87,7 +87,7 @@ PRESETS = {
 def measure(config: Config, watch: Watch) -> list[dict[str, Any]]:
     """Capacity after one step of each update for each batch size; the population has none."""
     task = memory.Task(config.num_items, config.dim, config.alpha, config.seed, dtype=DTYPES[config.dtype])
-    records = []
+    records: list[dict[str, Any]] = []
     updates: tuple[memory.Update, ...] = ("gd", "muon", "newton")
     for done, batch_size in enumerate([*config.batch_sizes, None], 1):
         q = task.frequencies if batch_size is None else task.sample(batch_size)
@@ -117,7 +117,7 @@ def half_batch(rows: pl.DataFrame) -> float:
 def check(table: pl.DataFrame) -> list[Check]:
     """The law below the critical batch, the ratio of half-way batches and how Muon's grows with the dimension."""
     checks, halves = [], []
-    alpha = float(table["alpha"].to_numpy()[0])
+    (alpha,) = table["alpha"].unique().to_list()
     dims = sorted(table["dim"].unique())
     for dim in dims:
         rows = table.filter(pl.col("dim") == dim)
@@ -147,7 +147,7 @@ def draw(table: pl.DataFrame) -> Figure:
     """One panel per dimension; dashes are population values, the line has the exponent 1/alpha."""
     dims = sorted(table["dim"].unique())
     figure, grid = plt.subplots(1, len(dims), figsize=(0.8 + 2.1 * len(dims), 3.1), sharey=True, squeeze=False)
-    alpha = float(table["alpha"].to_numpy()[0])
+    (alpha,) = table["alpha"].unique().to_list()
     for axes, dim in zip(grid[0], dims, strict=True):
         rows = table.filter(pl.col("dim") == dim)
         for update in ("newton", "muon", "gd"):

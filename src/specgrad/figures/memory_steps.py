@@ -69,7 +69,7 @@ class Config:
 
 
 PRESETS = {
-    "quick": [Config(50_000, dim, seed=s) for dim in (64, 128, 256) for s in range(2)],
+    "quick": [Config(100_000, dim, steps=4) for dim in (128, 256)],
     "paper": [
         Config(250_000, dim, alpha, steps=6, seed=s)
         for alpha in (1.25, 1.5, 2.0)
