@@ -12,7 +12,7 @@ from specgrad import linalg, optim, probe
 from specgrad.probe import Probe
 
 __version__ = "0.1.0"
-_LAZY = ("data", "figures", "gpt", "pages", "plots", "report", "runs")
+_LAZY = ("aim", "data", "figures", "gpt", "pages", "plots", "report", "runs")
 __all__ = ["Probe", "linalg", "optim", "probe", *_LAZY]
 
 

@@ -14,7 +14,7 @@ import pytest
 import specgrad
 
 SOURCE = Path(specgrad.__file__).parent
-LABS = {"gpt"}
+LABS = {"aim", "gpt"}
 CORE = {"linalg", "optim", "probe", "pages"}
 GENERAL = {"runs", "data", "plots", "pages"}
 
