@@ -118,11 +118,26 @@ class Loss:
         name: how it is called in tables.
         function: maps scores ``(..., tokens, tokens, indices)`` to losses ``(...)``.
         terms: summands over few features each.
+        elementwise: the one function of each position's scores, where the loss is a sum of such.
     """
 
     name: str
     function: ScoreLoss
     terms: tuple[Term, ...]
+    elementwise: SquaredDifference | None = None
+
+
+def score_slope(loss: Loss, scores: Float[Tensor, "*batch tokens tokens indices"]) -> tuple[Tensor, Tensor]:
+    """Losses ``(...)`` and their gradient in the scores, by hand for elementwise activations, else automatically."""
+    if loss.elementwise is not None:
+        sigma, signs = loss.elementwise.activation, scores.new_tensor(loss.elementwise.signs)
+        residual = sigma.function(scores) @ signs
+        return (residual**2).sum((-2, -1)), (2 * residual)[..., None] * sigma.first(scores) * signs
+    with torch.enable_grad():
+        at = scores.detach().requires_grad_()
+        values = loss.function(at)
+        (slope,) = torch.autograd.grad(values.sum(), at)
+    return values.detach(), slope
 
 
 def make_loss(activation: str | Pointwise, loss: str | ScoreLoss, tokens: int, signs: tuple[int, ...]) -> Loss:
@@ -157,7 +172,7 @@ def make_loss(activation: str | Pointwise, loss: str | ScoreLoss, tokens: int, s
             features = np.zeros((len(signs), tokens, tokens, len(signs)))
             features[np.arange(len(signs)), i, j, np.arange(len(signs))] = 1
             terms.append(Term(features, SquaredDifference(sigma, signs)))
-    return Loss(f"squared, {sigma.name}", function, tuple(terms))
+    return Loss(f"squared, {sigma.name}", function, tuple(terms), SquaredDifference(sigma, signs))
 
 
 def _softmax_loss(tokens: int, signs: tuple[int, ...]) -> Loss:

@@ -98,7 +98,7 @@ def records(columns: dict[str, Any], **settings: Any) -> list[dict[str, Any]]:
     kept = {
         name: np.asarray(values)
         for name, values in columns.items()
-        if isinstance(values, np.ndarray) and values.dtype.kind in "fi" and values.shape[-1:] == times.shape
+        if name != "seeds" and isinstance(values, np.ndarray) and values.dtype.kind in "fi" and values.shape[-1:] == times.shape
     }
     seeds = columns.get("seeds")
     if seeds is None:

@@ -183,7 +183,7 @@ class Task:
         """
         if self.dim is None:
             raise ValueError("`dim` of `aim.Task` must be given to draw matrices; got None.")
-        return [self._draw(k, seed, self.dim) for k in range(self.indices)]
+        return [self._draw(k, int(seed), self.dim) for k in range(self.indices)]
 
     def matrices(self, seed: int = 0) -> list[Float[Tensor, "dim dim"]]:
         """Every S at the start, float64."""
