@@ -1,6 +1,6 @@
 """The potential Phi: the population loss as a function of finitely many order parameters, and its matrix gradients."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -211,24 +211,29 @@ class Potential:
         )
 
     @cached_property
-    def groups(self) -> tuple[_Group, ...]:
-        """Terms of the loss, equal ones counted together."""
-        c = self.token_covariance
-        groups: list[_Group] = []
+    def term_groups(self) -> tuple[_Group, ...]:
+        """The law of each term's features, in the order of the loss's terms."""
+        c, k = self.token_covariance, self.indices
+        found = []
         for term in self.scores.terms:
             f = term.features
-            n, k = len(f), self.indices
+            n = len(f)
             along = np.einsum("aijk,ip,jq,bpql->abkl", f, c, c, f, optimize=True).reshape(n * n, k * k)
             across = np.einsum("aijk,iq,jp,bpql->abkl", f, c, c, f, optimize=True).reshape(n * n, k * k)
-            means = np.einsum("aijk,ij->ak", f, c)
+            found.append(_Group(term.function, along, across, np.einsum("aijk,ij->ak", f, c), 1))
+        return tuple(found)
+
+    @cached_property
+    def groups(self) -> tuple[_Group, ...]:
+        """Terms of the loss, equal ones counted together."""
+        groups: list[_Group] = []
+        for term in self.term_groups:
             for place, other in enumerate(groups):
-                same = other.function == term.function and other.along.shape == along.shape
-                pairs = ((other.along, along), (other.across, across), (other.means, means))
-                if same and all(np.allclose(x, y, atol=1e-14) for x, y in pairs):
-                    groups[place] = _Group(other.function, along, across, means, other.count + 1)
+                if _same_law(term, other):
+                    groups[place] = replace(other, count=other.count + 1)
                     break
             else:
-                groups.append(_Group(term.function, along, across, means, 1))
+                groups.append(term)
         return tuple(groups)
 
     @cached_property
@@ -292,6 +297,13 @@ class Potential:
             shift = np.full(n, (variance / n) ** 0.5) if key[2] else np.zeros(n)
             self._node_counts[key] = _agreeing_nodes(group.function, shift, root, self.tol)
         return self._node_counts[key]
+
+
+def _same_law(one: _Group, other: _Group) -> bool:
+    if one.function != other.function or one.along.shape != other.along.shape:
+        return False
+    pairs = ((one.along, other.along), (one.across, other.across), (one.means, other.means))
+    return all(np.allclose(x, y, atol=1e-14) for x, y in pairs)
 
 
 def _agreeing_nodes(
