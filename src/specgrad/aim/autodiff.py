@@ -27,7 +27,9 @@ def gamma_by_autodiff(potential: "Potential", q: Float[np.ndarray, "k k"]) -> Fl
         sigma = (torch.from_numpy(group.along + group.across) @ at.reshape(-1)).reshape(n, n)
         factor, failed = torch.linalg.cholesky_ex(sigma)
         if failed.item():
-            raise ValueError(f"`q` must give each term a positive definite covariance for route='autodiff'; got {q.tolist()}.")
+            raise ValueError(
+                f"`q` must give each term a positive definite covariance for route='autodiff'; got {q.tolist()}."
+            )
         nodes, _ = potential._nodes(group, sigma.detach().numpy(), np.zeros(n))
         if nodes is None:
             z = sobol_points(n, potential.seed).reshape(-1, n)

@@ -120,7 +120,9 @@ def moments_of_matrices(matrices: Sequence[Float[Tensor, "dim dim"]], words: Seq
     dim = len(arrays[0])
     longest = max(len(word) for word in words)
     if len(arrays) ** ((longest + 1) // 2 + 1) * dim * dim > _LARGEST_STACK:
-        raise ValueError(f"`order` of `aim.solve` must be smaller at dim {dim}; got {longest}, whose half-words fill the memory.")
+        raise ValueError(
+            f"`order` of `aim.solve` must be smaller at dim {dim}; got {longest}, whose half-words fill the memory."
+        )
     halves = {(): np.eye(dim) / dim**0.5}
     return _by_halves(words, lambda k, half: arrays[k] @ half, halves)
 

@@ -15,7 +15,12 @@ DEFAULT_ORDER = 4
 
 
 def solve_closure(
-    task: Task, times: Float[np.ndarray, " times"], order: int = DEFAULT_ORDER, *, seed: int | None = None, rtol: float = 1e-8
+    task: Task,
+    times: Float[np.ndarray, " times"],
+    order: int = DEFAULT_ORDER,
+    *,
+    seed: int | None = None,
+    rtol: float = 1e-8,
 ) -> tuple[Float[np.ndarray, "times k"], Float[np.ndarray, "times k k"]]:
     """Traces and q at ``times``.
 

@@ -20,9 +20,9 @@ def feature_forms(
     n, tokens, _, _ = features.shape
     dim = stack.shape[-1]
     blocks = torch.einsum("aijk,kde->aidje", torch.from_numpy(features), stack).reshape(n, tokens * dim, tokens * dim)
-    symmetric = (blocks + blocks.mT) / 2 / dim**0.5
+    symmetric = (blocks + blocks.mT).div_(2 * dim**0.5)
     sigma = torch.kron(torch.from_numpy(covariance), torch.eye(dim, dtype=torch.float64))
-    return symmetric if np.array_equal(covariance, np.eye(tokens)) else symmetric @ sigma
+    return symmetric if np.array_equal(covariance, np.eye(tokens)) else torch.matmul(symmetric, sigma)
 
 
 def third_cumulants(forms: Float[Tensor, "n rows rows"]) -> Float[np.ndarray, "n n n"]:

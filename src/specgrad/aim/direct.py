@@ -3,14 +3,15 @@
 import numpy as np
 from jaxtyping import Float
 
-from specgrad.aim.ode import LeftDomain, integrate
 from specgrad.aim.observables import measure_matrices
+from specgrad.aim.ode import LeftDomain, integrate
 from specgrad.aim.task import Task
 
+Start = tuple[Float[np.ndarray, " k"], Float[np.ndarray, "k k"], Float[np.ndarray, "k k"]]
 State = tuple[Float[np.ndarray, "*times k"], Float[np.ndarray, "*times k k"], Float[np.ndarray, "*times k k"]]
 
 
-def initial_order_parameters(task: Task, seed: int | None = None) -> State:
+def initial_order_parameters(task: Task, seed: int | None = None) -> Start:
     """Traces, Psi and Omega at the start: in the limit if ``seed`` is None, else of the matrices of that seed.
 
     In the limit different matrices are free: ``Psi_12 = Omega_12 = t_1 t_2``.
@@ -37,7 +38,7 @@ def solve_closed(
     times: Float[np.ndarray, " times"],
     *,
     seed: int | None = None,
-    start: State | None = None,
+    start: Start | None = None,
     rtol: float = 1e-8,
 ) -> State:
     """Traces, Psi and Omega at ``times``, in the unit ``lr n/d`` of the direct flow.

@@ -58,8 +58,8 @@ def simulate(
             ``lambda params: specgrad.optim.Muon(params, lr=0.01)``; the gradient then includes ``(gamma/d) W``.
         words: words whose moments are measured, indices from 1: ``(1, 1, 2)`` gives a column ``mu112``.
         spectra: measure the eigenvalues of the symmetric part of each student, column ``spectrum1``, ...
-        guard: None; ``reject`` drops samples with a score beyond ``guard_level log d``, as in the proof of the limit; ``clip``
-            keeps them with the loss gradient scaled down to that size.
+        guard: None; ``reject`` drops samples with a score beyond ``guard_level log d``, as in the proof of the limit;
+            ``clip`` keeps them with the loss gradient scaled down to that size.
         guard_level: see ``guard``.
         dtype: float32 or float64 of weights and samples; measurements are in float64.
         device: where it runs.
@@ -68,7 +68,7 @@ def simulate(
 
     Returns:
         ``t``, ``step``, ``samples`` (times); ``seeds``; the columns of `specgrad.aim.solve`, each (seeds, times), with
-        ``loss`` the limiting population loss at the measured order parameters and ``batch_loss`` the mean over the last batch;
+        ``loss`` the limiting population loss at the measured order parameters, ``batch_loss`` the mean over the last batch;
         words and spectra if asked for; ``rejected``, the share of samples that the guard touched.
 
     Raises:
@@ -128,9 +128,7 @@ def simulate(
     return counts | columns | {"rejected": rejected, "lr": lr, "batch_size": batch_size}
 
 
-def _check(
-    task: Task, lr: float, batch_size: int, seeds: list[int], guard: str | None, guard_level: float
-) -> None:
+def _check(task: Task, lr: float, batch_size: int, seeds: list[int], guard: str | None, guard_level: float) -> None:
     if task.dim is None:
         raise ValueError("`dim` of `aim.Task` must be given for `aim.simulate`; got None.")
     if not 0 < lr < math.inf:
@@ -150,7 +148,9 @@ def _measured_times(t_max: float | None, t_eval: Any) -> np.ndarray:
         raise ValueError("`t_max` or `t_eval` of `aim.simulate` must be given, and not both.")
     times = np.linspace(0.0, float(t_max), 41) if t_max is not None else np.atleast_1d(np.asarray(t_eval, dtype=float))
     if times.ndim != 1 or not np.isfinite(times).all() or (times < 0).any() or (np.diff(times) <= 0).any():
-        raise ValueError(f"`t_max` or `t_eval` of `aim.simulate` must give finite, ascending times >= 0; got {t_max or t_eval}.")
+        raise ValueError(
+            f"`t_max` or `t_eval` of `aim.simulate` must give finite, ascending times >= 0; got {t_max or t_eval}."
+        )
     return times
 
 

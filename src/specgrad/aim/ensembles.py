@@ -17,7 +17,8 @@ def gaussian_factor(
     rank = round(ratio * dim)
     if rank < 1:
         raise ValueError(f"`ratio` times `dim` must give a rank >= 1; got {ratio} x {dim}.")
-    return torch.randn(dim, rank, generator=generator, dtype=dtype, device=generator.device) * (scale / dim) ** 0.5
+    entries = torch.randn(dim, rank, generator=generator, dtype=dtype, device=generator.device)
+    return entries.mul_((scale / dim) ** 0.5)
 
 
 def wishart_jacobi(ratio: float, scale: float, size: int) -> tuple[Float[np.ndarray, " size"], Float[np.ndarray, " last"]]:
@@ -31,9 +32,7 @@ def wishart_jacobi(ratio: float, scale: float, size: int) -> tuple[Float[np.ndar
     return diagonal, np.full(size - 1, scale * np.sqrt(ratio))
 
 
-def wishart_nodes(
-    ratio: float, scale: float, size: int
-) -> tuple[Float[np.ndarray, " nodes"], Float[np.ndarray, " nodes"]]:
+def wishart_nodes(ratio: float, scale: float, size: int) -> tuple[Float[np.ndarray, " nodes"], Float[np.ndarray, " nodes"]]:
     """Gauss rule of Marchenko and Pastur's law: nodes and weights, exact for moments up to ``2 size - 1``.
 
     Example:

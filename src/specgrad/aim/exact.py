@@ -80,7 +80,7 @@ class Reduced:
         return float(inverse.sum()), float(second @ (1 - slope * h)), float(inverse @ self.nodes)
 
     def _scaled(self, time: float, state: Float[np.ndarray, " state"]) -> tuple[float, Vector, Vector]:
-        """log s, h and m, with Newton steps on ``s (1 + scale tau(s)) = ratio scale`` from the integrated s beside the root.
+        """``log s``, h and m, after Newton steps on ``s (1 + scale tau(s)) = ratio scale`` from the integrated s.
 
         Raises:
             LeftDomain: where ``1 + s k(x)`` is no longer positive at every node.

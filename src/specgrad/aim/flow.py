@@ -137,4 +137,4 @@ def _integral(rate: Float[np.ndarray, " dim"], time: float, shift: float) -> Flo
     small = np.abs(rate * time) < 1e-8
     safe = np.where(small, 1.0, rate)
     general = (np.exp(rate * time - shift) - np.exp(-shift)) / safe
-    return np.where(small, time * np.exp(-shift) * (1 + rate * time / 2), general)
+    return np.asarray(np.where(small, time * np.exp(-shift) * (1 + rate * time / 2), general))

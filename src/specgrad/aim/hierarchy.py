@@ -52,10 +52,10 @@ class Hierarchy:
     def rhs(self, _: float, moments: Vector) -> Vector:
         """Derivative of the moments."""
         gamma = self.gamma(self.q(moments))
-        change = -self.decay * moments
+        change: Vector = -self.decay * moments
         for (k, m), operator in self.operators.items():
             change -= gamma[k, m] * (operator @ moments)
-        return change
+        return np.asarray(change)
 
 
 def make_hierarchy(task: Task, order: int = DEFAULT_ORDER, *, merge: bool = True) -> Hierarchy:
@@ -91,7 +91,12 @@ def initial_moments(task: Task, space: WordSpace, seed: int | None = None) -> Ve
 
 
 def solve_hierarchy(
-    task: Task, times: Float[np.ndarray, " times"], order: int = DEFAULT_ORDER, *, seed: int | None = None, rtol: float = 1e-8
+    task: Task,
+    times: Float[np.ndarray, " times"],
+    order: int = DEFAULT_ORDER,
+    *,
+    seed: int | None = None,
+    rtol: float = 1e-8,
 ) -> tuple[Float[np.ndarray, "times k"], Float[np.ndarray, "times k k"]]:
     """Traces and q at ``times``; NaN where the truncation has blown up.
 

@@ -1,12 +1,11 @@
 """Losses as sums of functions of a few linear features of the scores.
 
-The scores are ``G``, of shape (tokens, tokens, indices). A term of the loss sees ``n`` features ``y_a = sum_ijk F_aijk G_ijk``
+The scores are ``G``, of shape (tokens, tokens, indices). A term of the loss sees n features, ``y_a = sum_ijk F_aijk G_ijk``,
 and nothing else, so that its expectation is an integral over n Gaussian variables, whatever the number of scores.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,19 +16,6 @@ from specgrad.aim.activations import Activation, Pointwise, activation_named
 
 ScoreLoss = Callable[[Tensor], Tensor]
 Derivatives = tuple[Float[Tensor, " batch"], Float[Tensor, "batch n"], Float[Tensor, "batch n n"]]
-
-
-class FeatureFunction(Protocol):
-    """A function of features with its first two derivatives."""
-
-    #: Degree if it is a polynomial, None otherwise.
-    degree: int | None
-
-    def value(self, y: Float[Tensor, "batch n"]) -> Float[Tensor, " batch"]:
-        """The function at each row."""
-
-    def derivatives(self, y: Float[Tensor, "batch n"]) -> Derivatives:
-        """Value, gradient and Hessian at each row."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +81,10 @@ class Automatic:
                     (row,) = torch.autograd.grad(gradient[:, a].sum(), at, retain_graph=True, allow_unused=True)
                 rows.append(torch.zeros_like(y) if row is None else row)
         return value.detach(), gradient.detach(), torch.stack(rows, dim=1).detach()
+
+
+# A function of features: ``value`` and ``derivatives`` at rows, and the ``degree`` of a polynomial.
+FeatureFunction = SquaredDifference | Automatic
 
 
 @dataclass(frozen=True)
@@ -176,7 +166,7 @@ def make_loss(activation: str | Pointwise, loss: str | ScoreLoss, tokens: int, s
 
 
 def _softmax_loss(tokens: int, signs: tuple[int, ...]) -> Loss:
-    """Softmax ignores a common shift of a row, so a row has ``tokens - 1`` features per index: differences to the diagonal."""
+    """Softmax ignores a common shift of a row, whose features are the differences to the diagonal, one less than tokens."""
     if tokens < 2:
         raise ValueError(f"`tokens` of `aim` must be >= 2 for softmax, which is constant on one token; got {tokens}.")
     indices = len(signs)

@@ -44,7 +44,7 @@ def correlation(columns: dict[str, Any]) -> Float[np.ndarray, "*times"]:
     name = "p" if "p12" in columns else "pOmega"
     p11, p12, p22 = (np.asarray(columns[f"{name}{ij}"], dtype=float) for ij in ("11", "12", "22"))
     norm = np.sqrt(np.maximum(p11 * p22, 0))
-    return np.divide(p12, norm, out=np.zeros_like(p12), where=norm > 0)
+    return np.asarray(np.divide(p12, norm, out=np.zeros_like(p12), where=norm > 0))
 
 
 def measure_matrices(
@@ -98,7 +98,10 @@ def records(columns: dict[str, Any], **settings: Any) -> list[dict[str, Any]]:
     kept = {
         name: np.asarray(values)
         for name, values in columns.items()
-        if name != "seeds" and isinstance(values, np.ndarray) and values.dtype.kind in "fi" and values.shape[-1:] == times.shape
+        if name != "seeds"
+        and isinstance(values, np.ndarray)
+        and values.dtype.kind in "fi"
+        and values.shape[-1:] == times.shape
     }
     seeds = columns.get("seeds")
     if seeds is None:

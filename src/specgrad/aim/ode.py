@@ -79,8 +79,7 @@ def _piece(
             out = solve_ivp(
                 watched, (begin, until), start, method=method, t_eval=wanted, rtol=rtol, atol=atol, events=event
             )  # fmt: skip
-        found: Float[np.ndarray, "found n"] = out.y.T
-        return found
+        return np.asarray(out.y).T if len(out.t) else np.empty((0, len(start)))
 
     try:
         found = run(float(times[-1]), times)

@@ -62,15 +62,15 @@ def population_gap(
     """Population loss of given S against its Gaussian limit at their order parameters.
 
     Monte Carlo over tokens, with polynomials of the scores whose means are known exactly as control variates. The
-    corrections are ``1/6 sum kappa_abc E d_abc f + 1/24 sum kappa_abcd E d_abcd f + 1/72 sum kappa_abc kappa_def E d_abcdef f``
-    for each term f of the loss.
+    corrections are, for each term f of the loss, ``1/6 sum kappa_abc E d_abc f + 1/24 sum kappa_abcd E d_abcd f`` and
+    ``1/72 sum kappa_abc kappa_def E d_abcdef f``.
 
     Args:
         potential: the loss and C.
         matrices: one S per index, equal for every pair of tokens.
         samples: number of samples.
         seed: seed of the samples.
-        centred: subtract ``C_ij Tr S_k`` from the scores; False is the plain variant, whose mean is ``C_ij Tr(S_k)/sqrt(d)``.
+        centred: subtract ``C_ij Tr S_k`` from the scores; False is the plain variant, of mean ``C_ij Tr(S_k)/sqrt(d)``.
 
     Raises:
         ValueError: for a number of matrices that does not fit, fewer than 1000 samples, or terms of more than four features.
@@ -215,9 +215,9 @@ class MinimumRisk:
 def minimum_risk(task: Task) -> MinimumRisk:
     """Minimum of the limiting loss over the order parameters that one student can have beside a frozen teacher.
 
-    Direct: ``S_1 = a S_2 + b S_2^T + `` free symmetric and antisymmetric parts reaches every feasible point. Tied: S_1 is PSD of
-    rank ``student_ratio d``, so ``q_12 >= 0`` and ``q_11 >= q_12^2 / m``, where m is ``tr(S_2^2)`` over the largest positive
-    eigenvalues that fit in this rank.
+    Direct: ``a S_2 + b S_2^T`` plus free symmetric and antisymmetric parts reaches every feasible point. Tied: S_1 is PSD
+    of rank ``student_ratio d``, so ``q_12 >= 0`` and ``q_11 >= q_12^2 / m``, where m is ``tr(S_2^2)`` over the largest
+    positive eigenvalues that fit in this rank.
 
     Raises:
         ValueError: unless there is one trained student and one frozen teacher, with limiting laws.
@@ -238,7 +238,9 @@ def minimum_risk(task: Task) -> MinimumRisk:
 
     best = None
     for start in ((1.0, 0.0, 0.1, 0.1), (0.3, 0.3, 0.5, 0.5), (-0.7, 0.0, 0.3, 0.3)):
-        found = minimize(risk, np.array(start), method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-13, "maxiter": 4000})
+        found = minimize(
+            risk, np.array(start), method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-13, "maxiter": 4000}
+        )
         if best is None or found.fun < best.fun:
             best = found
     assert best is not None

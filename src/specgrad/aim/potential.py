@@ -124,7 +124,7 @@ class Potential:
         c = np.asarray(self.covariance, dtype=float)
         if c.shape != (self.tokens, self.tokens):
             raise ValueError(
-                f"`covariance` of `aim.Potential` must have shape ({self.tokens}, {self.tokens}); got {c.shape}. Set `tokens`."
+                f"`covariance` of `aim.Potential` must have shape ({self.tokens}, {self.tokens}); got {c.shape}."
             )
         lowest = np.linalg.eigvalsh((c + c.T) / 2)[0]
         if not np.allclose(c, c.T) or lowest < -1e-10:
@@ -172,7 +172,8 @@ class Potential:
 
             return gamma_by_autodiff(self, self._matrix(q, "q"))
         found = self.evaluate(q)
-        return found.a + found.b
+        total: Matrix = found.a + found.b
+        return total
 
     def evaluate(self, psi: object, omega: object = None, mean: object = None) -> Evaluation:
         """Phi and its matrix gradients ``A = grad_Omega Phi``, ``B = grad_Psi Phi`` and the gradient in the means.

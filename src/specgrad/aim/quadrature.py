@@ -1,4 +1,4 @@
-"""Expectations over a few Gaussian variables: Gauss-Hermite rules, or randomised quasi-Monte-Carlo with an error estimate."""
+"""Expectations over a few Gaussian variables: Gauss-Hermite rules, or quasi-Monte-Carlo with an error estimate."""
 
 from dataclasses import dataclass
 from functools import lru_cache

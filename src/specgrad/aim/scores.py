@@ -63,13 +63,11 @@ class Model:
     projected: dict[int, Tensor]
 
     @classmethod
-    def start(
-        cls, task: Task, seeds: Sequence[int], device: torch.device, dtype: torch.dtype, *, rotate: bool
-    ) -> "Model":
+    def start(cls, task: Task, seeds: Sequence[int], device: torch.device, dtype: torch.dtype, *, rotate: bool) -> "Model":
         """Draws the weights.
 
-        With ``rotate`` and one symmetric frozen matrix, everything is expressed in its eigenvectors: isotropic tokens and SGD
-        know no coordinates, and its scores then cost no product. An optimizer that looks at entries would notice.
+        With ``rotate`` and one symmetric frozen matrix, everything is expressed in its eigenvectors: isotropic tokens and
+        SGD know no coordinates, and its scores then cost no product. An optimizer that looks at entries would notice.
         """
         trained: dict[int, list[Tensor]] = {k: [] for k in task.trained}
         frozen: dict[int, list[Tensor]] = {k: [] for k in range(task.indices) if k not in task.trained}
@@ -82,9 +80,8 @@ class Model:
                 weights[only] = values
             for k, w in enumerate(weights):
                 (trained if k in trained else frozen)[k].append(w)
-        place = {"device": device, "dtype": dtype}
-        stacked = {k: torch.stack(w).to(**place).contiguous() for k, w in trained.items()}  # type: ignore[arg-type]
-        still = {k: torch.stack(w).to(**place) for k, w in frozen.items()}  # type: ignore[arg-type]
+        stacked = {k: torch.stack(w).to(device=device, dtype=dtype).contiguous() for k, w in trained.items()}
+        still = {k: torch.stack(w).to(device=device, dtype=dtype) for k, w in frozen.items()}
         return cls(task, stacked, still, {})
 
     @property
@@ -119,7 +116,7 @@ class Model:
                     y = torch.matmul(batch.flat, s).view_as(x)
                     products, trace = _pairs(y, x), s.diagonal(dim1=1, dim2=2).sum(1)
             parts.append(products - batch.covariance * trace[:, None, None, None])
-        return torch.stack(parts, dim=-1) * float(x.shape[-1]) ** -0.5
+        return torch.stack(parts, dim=-1).mul_(float(x.shape[-1]) ** -0.5)
 
     def loss_and_slope(self, scores: Scores) -> tuple[Float[Tensor, "s b"], Scores]:
         """Loss of each sample and its gradient in the scores."""
@@ -158,8 +155,8 @@ class Model:
         """Gradient of the centring term and of the weight decay."""
         decay = self.task.weight_decay / w.shape[1]
         if self.task.attention == "tied":
-            return (decay - 2 * own)[:, None, None] * w
-        return decay * w - own[:, None, None] * torch.eye(w.shape[1], device=w.device, dtype=w.dtype)
+            return w * (decay - 2 * own)[:, None, None]
+        return w * decay - own[:, None, None] * torch.eye(w.shape[1], device=w.device, dtype=w.dtype)
 
 
 def _pairs(left: Float[Tensor, "s b i d"], right: Float[Tensor, "s b i d"]) -> Float[Tensor, "s b i i"]:

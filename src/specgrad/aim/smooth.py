@@ -49,7 +49,10 @@ def has_kinks(function: FeatureFunction, features: int) -> bool:
 
 
 def _along(
-    function: FeatureFunction, base: Float[Tensor, " n"], direction: Float[Tensor, " n"], at: Float[np.ndarray, "cells points"]
+    function: FeatureFunction,
+    base: Float[Tensor, " n"],
+    direction: Float[Tensor, " n"],
+    at: Float[np.ndarray, "cells points"],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     y = base + torch.from_numpy(at.reshape(-1, 1)) * direction
     value, gradient, hessian = function.derivatives(y)

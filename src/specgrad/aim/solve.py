@@ -74,10 +74,10 @@ def solve(
             there, ``keep`` gives what came out.
 
     Returns:
-        Arrays ``t`` (times), ``t1``, ``t2``, ... (traces ``tr S_k``); for tied attention ``q11``, ``q12``, ... (``tr S_k S_l``)
-        and their traceless parts ``p11``, ...; for direct ``Omega11``, ..., ``Psi11``, ..., ``pOmega11``, ...; ``loss`` (the
-        population loss Phi). Beside them ``method``, ``why``, ``order``, ``trusted_until`` and ``radius`` (times up to which the
-        hierarchy agrees with a lower order, and beyond which no order helps).
+        Arrays ``t`` (times), ``t1``, ``t2``, ... (traces ``tr S_k``), ``loss`` (the population loss Phi); for tied attention
+        ``q11``, ``q12``, ... (``tr S_k S_l``) and their traceless parts ``p11``, ...; for direct ``Omega11``, ...,
+        ``Psi11``, ..., ``pOmega11``, .... Beside them ``method``, ``why``, ``order``, ``trusted_until`` (time up to which the hierarchy
+        agrees with a lower order) and ``radius`` (time beyond which no order helps).
 
     Raises:
         ValueError: if the method does not fit the task, or ``t_eval`` goes beyond what it can do.
@@ -103,7 +103,7 @@ def solve(
     found = _dispatch(task, method, times, order, tol, seed, rtol)
     found = _guard(found, times, tol, untrusted)
     columns = order_columns(found.traces, found.psi, found.omega)
-    about = {"method": found.method, "why": found.why, "order": found.order}
+    about: dict[str, Any] = {"method": found.method, "why": found.why, "order": found.order}
     about |= {"trusted_until": found.trusted_until, "radius": found.radius}
     return {"t": times} | columns | {"loss": _losses(task, found)} | about
 
@@ -121,9 +121,7 @@ def _times(t_eval: Any, t_max: float | None) -> Times:
     return times
 
 
-def _dispatch(
-    task: Task, method: str, times: Times, order: int | None, tol: float, seed: int | None, rtol: float
-) -> _Found:
+def _dispatch(task: Task, method: str, times: Times, order: int | None, tol: float, seed: int | None, rtol: float) -> _Found:
     if method == "auto":
         return _auto(task, times, tol, seed, rtol)
     asked = "asked for"
@@ -156,9 +154,8 @@ def _by_hierarchy(task: Task, times: Times, order: int, tol: float, seed: int | 
 
 def _auto(task: Task, times: Times, tol: float, seed: int | None, rtol: float) -> _Found:
     if task.attention == "direct":
-        return _Found(
-            *solve_closed(task, times, seed=seed, rtol=rtol), "closed", "direct attention: a closed system of order parameters"
-        )  # fmt: skip
+        why = "direct attention: order parameters obey a closed system"
+        return _Found(*solve_closed(task, times, seed=seed, rtol=rtol), "closed", why)
     if seed is None and task.single and task.student_matrix is None and task.teacher_matrix is None:
         why = "one Gaussian student and one frozen teacher: the exact solution at d = infinity"
         return _Found(*exact.solve_exact(task, times, rtol=rtol), None, "exact", why)
@@ -204,9 +201,9 @@ def _guard(found: _Found, times: Times, tol: float, untrusted: str) -> _Found:
     late = times > found.trusted_until
     if untrusted == "raise" and late.any():
         raise ValueError(
-            f"`t_eval` of `aim.solve` must end at t = {found.trusted_until:.4g} for the hierarchy of order {found.order}: from "
-            f"there on orders differ by more than tol {tol:g} (no order converges beyond about {found.radius:.3g}). Use 'exact' "
-            "or 'closure', or untrusted='nan' or 'keep'."
+            f"`t_eval` of `aim.solve` must end at t = {found.trusted_until:.4g} for the hierarchy of order {found.order}: "
+            f"from there on orders differ by more than tol {tol:g} (none converges beyond about {found.radius:.3g}). "
+            "Use 'exact' or 'closure', or untrusted='nan' or 'keep'."
         )
     if untrusted == "nan":
         traces, psi = found.traces.copy(), found.psi.copy()

@@ -208,8 +208,8 @@ class Task:
 
 def _drawn(law: str, dim: int, ratio: float, scale: float, generator: torch.Generator) -> Float[Tensor, "dim dim"]:
     if law in ("gaussian", "symmetric"):
-        matrix = torch.randn(dim, dim, generator=generator, dtype=torch.float64) * (scale / dim) ** 0.5
-        return matrix if law == "gaussian" else (matrix + matrix.mT) / 2**0.5
+        matrix = torch.randn(dim, dim, generator=generator, dtype=torch.float64).mul_((scale / dim) ** 0.5)
+        return matrix if law == "gaussian" else (matrix + matrix.mT).div_(2**0.5)
     w = gaussian_factor(dim, ratio, scale, generator)
     matrix = w @ w.mT
     if law == "traceless":

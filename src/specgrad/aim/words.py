@@ -1,11 +1,11 @@
 """Words in the matrices up to rotation and reversal, and the sparse operators of the moment hierarchy.
 
-A trace does not change when its factors are rotated or, for symmetric matrices, reversed. A word is an integer in base K, and
-its class is named by the smallest of its images.
+A trace does not change when its factors are rotated or, for symmetric matrices, reversed. A word is an integer in base K,
+and its class is named by the smallest of its images.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -31,7 +31,7 @@ class WordSpace:
     order: int
     lengths: Int[np.ndarray, " classes"]
     codes: Int[np.ndarray, " classes"]
-    class_of: tuple[Int[np.ndarray, " words"], ...]
+    class_of: tuple[Int[np.ndarray, " _"], ...]
 
     @property
     def words(self) -> list[tuple[int, ...]]:
@@ -93,13 +93,13 @@ def _canonical(codes: Int[np.ndarray, " words"], letters: int, length: int) -> I
     for _ in range(length):
         reversed_codes = reversed_codes * letters + rest % letters
         rest //= letters
-    smallest = np.minimum(codes, reversed_codes)
+    smallest: Int[np.ndarray, " words"] = np.minimum(codes, reversed_codes)
     for start in (codes, reversed_codes):
         rotated = start
         for _ in range(length - 1):
             rotated = rotated // letters + rotated % letters * top
             smallest = np.minimum(smallest, rotated)
-    return smallest
+    return np.asarray(smallest)
 
 
 def insertion_operator(space: WordSpace, letter: int, inserted: int) -> csr_matrix:
@@ -145,11 +145,11 @@ def wishart_word(word: tuple[int, ...], ratios: tuple[float, ...], scales: tuple
         (4.0, 3.0)
     """
 
-    @lru_cache(maxsize=None)
+    @cache
     def moment(w: tuple[int, ...]) -> float:
         return ratios[w[0]] * scales[w[0]] * following(w[0], w[1:]) if w else 1.0
 
-    @lru_cache(maxsize=None)
+    @cache
     def following(a: int, w: tuple[int, ...]) -> float:
         total = moment(w)
         for j, letter in enumerate(w):
