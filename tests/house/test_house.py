@@ -14,7 +14,7 @@ import pytest
 import specgrad
 
 SOURCE = Path(specgrad.__file__).parent
-LABS = {"gpt", "memory"}
+LABS = {"aim", "gpt", "memory"}
 CORE = {"linalg", "optim", "probe", "pages"}
 
 # What each room may import, beside itself.
