@@ -171,29 +171,34 @@ def check(table: pl.DataFrame) -> list[Check]:
 
 
 def draw(table: pl.DataFrame) -> Figure:
-    """Validation loss below AdamW's, over steps on the left, at the end on the right."""
+    """Validation loss below AdamW's: running, by step, and final, by seed."""
     kinds = [m for m in ("relu2", "swiglu") if m in set(table["mlp"])]
-    figure, grid = plt.subplots(1, 2 * len(kinds), figsize=(3.5 * len(kinds) + 0.3, 3.2), squeeze=False,
-                                width_ratios=[2.2, 1] * len(kinds))  # fmt: skip
+    present = [s for s in LABELS if s in set(table["strategy"])]
+    figure, grid = plt.subplots(
+        1, 2 * len(kinds), figsize=(7.0 if len(kinds) > 1 else 5.5, 3.3), squeeze=False, width_ratios=[2.4, 1] * len(kinds)
+    )
     for place, mlp in enumerate(kinds):
         curves, ends = grid[0, 2 * place], grid[0, 2 * place + 1]
         rows = table.filter(pl.col("mlp") == mlp)
-        means = rows.group_by("strategy", "step").agg(pl.col("val_loss").mean()).sort("step")
+        running = rows.filter(~pl.col("final").fill_null(False), pl.col("step") >= pl.col("burn_in"))
+        means = running.group_by("strategy", "step").agg(pl.col("val_loss").mean()).sort("step")
         base = dict(means.filter(pl.col("strategy") == "adamw").select("step", "val_loss").iter_rows())
-        for i, strategy in enumerate(s for s in LABELS if s in set(table["strategy"])):
+        for i, strategy in enumerate(present):
+            look: dict[str, Any] = {"color": _COLOURS[strategy], "marker": _MARKERS[strategy]}
             line = means.filter(pl.col("strategy") == strategy)
             gain = [base[step] - loss for step, loss in line.select("step", "val_loss").iter_rows()]
-            curves.plot(line["step"], gain, color=_COLOURS[strategy], marker=_MARKERS[strategy], ms=2.5, lw=1,
-                        label=LABELS[strategy])  # fmt: skip
+            wide = {"lw": 3, "alpha": 0.5} if strategy == "adaptive" else {"lw": 1}
+            curves.plot(line["step"], gain, ms=2.5, label=LABELS[strategy], **look, **wide)
             finals = _finals(rows, "adamw") - _finals(rows, strategy)
-            ends.plot(np.full(len(finals), i), finals, _MARKERS[strategy], ms=4, color=_COLOURS[strategy], alpha=0.8, mew=0)
-        name = {"relu2": "squared ReLU", "swiglu": "SwiGLU"}[mlp]
-        curves.set_title(f"{name}: during training")
+            ends.plot(np.full(len(finals), i), finals, ms=4, ls="", alpha=0.8, mew=0, **look)
+        curves.set_title({"relu2": "squared ReLU", "swiglu": "SwiGLU"}[mlp])
         curves.set_xlabel("step")
-        ends.set_title("final, by seed")
-        ends.set_xticks([])
+        ends.set_title("final")
+        ends.set_xticks(range(len(present)), labels=[])
+        ends.set_xlim(-0.7, len(present) - 0.3)
+        ends.set_xlabel("one mark a seed", fontsize=8)
         if place == 0:
-            curves.set_ylabel("validation loss below AdamW's (nats per byte)")
+            curves.set_ylabel("validation loss below AdamW's\n(nats per byte)")
     handles, labels = grid[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8)
+    figure.legend(handles, labels, loc="outside lower center", ncols=2 if len(kinds) == 1 else 3, fontsize=8)
     return figure

@@ -11,7 +11,7 @@ from torch import Tensor
 from specgrad.linalg.backend import exact_products
 from specgrad.linalg.estimators import Operator
 from specgrad.linalg.ranks import gram_eigenvalues, stable_rank_of_squares
-from specgrad.linalg.subspace import top_pair, top_subspace
+from specgrad.linalg.subspace import TopPair, top_pair, top_subspace
 
 # Ranks of a frequency table that a power law is fitted to: those with at least this many counts, whose logarithm has a
 # relative error below a half, and at least this many of them.
@@ -106,6 +106,7 @@ class InputStatistics:
     basis: Tensor | None = None
     products: Tensor | None = None
     parts: list[int] = field(default_factory=list)
+    _pair: tuple[Tensor, TopPair] | None = None
 
     @classmethod
     @torch.no_grad()
@@ -137,7 +138,7 @@ class InputStatistics:
             if basis is None:
                 norm = torch.linalg.vector_norm(total)
                 first = start if start is not None else total if norm > 0 else inputs.row(at)
-                basis, products = top_subspace(inputs.operator(), first.to(total.dtype))
+                basis, products = top_subspace(inputs.operator(), first.to(total.dtype), warm=start is not None)
             else:
                 operator = inputs.operator()
                 products = operator.apply_transposed(operator.apply(basis.to(total.dtype)))
@@ -197,7 +198,7 @@ class InputStatistics:
             return exact | {"stable_rank_side": "exact"} | common | {"stable_rank_rest": rest}
         if self.basis is None or self.products is None:
             return nothing
-        pair = top_pair(self.basis.double(), self.products)
+        pair = self._top_pair()
         value = squares / pair.value if pair.value > 0 else math.nan
         estimate = {"stable_rank": max(1.0, value), "stable_rank_error": pair.error, "stable_rank_side": "above"}
         return estimate | common | {"stable_rank_rest": math.nan}
@@ -206,7 +207,13 @@ class InputStatistics:
         """Where the next measurement's estimate starts."""
         if self.basis is None or self.products is None:
             return None
-        return top_pair(self.basis.double(), self.products).vector
+        return self._top_pair().vector
+
+    def _top_pair(self) -> TopPair:
+        assert self.basis is not None and self.products is not None
+        if self._pair is None or self._pair[0] is not self.products:
+            self._pair = self.products, top_pair(self.basis.double(), self.products)
+        return self._pair[1]
 
 
 def _sum(first: Tensor | None, second: Tensor | None) -> Tensor | None:

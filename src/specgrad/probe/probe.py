@@ -169,7 +169,7 @@ class Probe:
                     "before zero_grad)."
                 )
             fired = bool(self._gathered.inputs or self._gathered.counts)
-            finite = all(bool(grad.isfinite().all()) for grad in self._gathered.grads.values())
+            finite = all(bool(grad.sum().isfinite()) for grad in self._gathered.grads.values())
             again = not finite or (not fired and self._eager.missed())
             self.overflows += not finite
             if not again:
