@@ -269,7 +269,7 @@ def test_report_routes_by_advantage_and_vetoes_where_the_condition_fails():
     assert {r.name: r.update for r in probe.report().param_groups(threshold=1.8).routes}["0.weight"] == "adamw"
     Muon(groups)
     with pytest.raises(ValueError, match="`threshold`.*got 0"):
-        probe.report().param_groups(threshold=0)
+        probe.report().param_groups(threshold=0.0)
 
 
 def test_notebooks_get_a_table():

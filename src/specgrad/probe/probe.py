@@ -42,6 +42,7 @@ class Probe:
         blocks: regular expression on parameter names -> the matrices inside, as in `specgrad.optim.param_groups`.
         spectra_at: steps at which full spectra are kept in ``spectra``; they are measured exactly.
         shards: also give the nuclear rank over this many row shards, which a shardwise step is judged by.
+        group: process group over which the batch is split, where the model's type does not tell.
         on_record: called with step and ``{"layer/quantity": number}`` after each measurement, as run trackers take it.
 
     Raises:
@@ -72,6 +73,7 @@ class Probe:
         spectra_at: Iterable[int] = (),
         shards: int | None = None,
         on_record: OnRecord | None = None,
+        group: Any = None,
     ) -> None:
         if every < 1:
             raise ValueError(f"`every` of `Probe` must be >= 1; got {every}.")
@@ -79,7 +81,7 @@ class Probe:
             raise ValueError(f"`shards` of `Probe` must be >= 1; got {shards}.")
         self.model = unwrapped(model)
         self.layers, self.skipped = find_layers(self.model, pattern, blocks)
-        self.group = process_group(model)
+        self.group = group if group is not None else process_group(model)
         self.every, self.shards, self.on_record = every, shards, on_record
         self.exact = exact or self.group is not None
         self.spectra_at = frozenset(spectra_at)
