@@ -107,9 +107,9 @@ def test_schedulers_reach_both_sides():
     says.table[id(model[0].weight)] = 0.1
     train(model, optimizer, 3)
     scheduler.step()
-    assert [round(g["lr"] / i, 6) for g, i in zip(optimizer.param_groups, [0.02, 3e-4, 0.02, 3e-4], strict=False)] == [0.5] * len(
-        optimizer.param_groups
-    )
+    assert [round(g["lr"] / i, 6) for g, i in zip(optimizer.param_groups, [0.02, 3e-4, 0.02, 3e-4], strict=False)] == [
+        0.5
+    ] * len(optimizer.param_groups)
 
 
 def test_a_probe_is_an_adviser_and_a_failing_condition_a_veto():
@@ -145,5 +145,5 @@ def test_bad_settings_are_refused_by_name(settings, error, message):
 
 
 def test_rerouting_without_a_probe_says_what_to_do():
-    with pytest.raises(RuntimeError, match="adapt=probe"):
+    with pytest.raises(RuntimeError, match=r"adapt=probe"):
         Muon(param_groups(network())).reroute()

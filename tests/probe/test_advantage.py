@@ -91,7 +91,11 @@ def test_equal_singular_values_make_both_directions_one():
     "likelihood, outputs, targets",
     [
         (cross_entropy(), torch.randn(4, 3, 5, dtype=torch.float64), torch.randint(5, (4, 3))),
-        (cross_entropy(torch.tensor([1.0, 2.0, 0.5, 1.0, 3.0])), torch.randn(6, 5, dtype=torch.float64), torch.randint(5, (6,))),
+        (
+            cross_entropy(torch.tensor([1.0, 2.0, 0.5, 1.0, 3.0])),
+            torch.randn(6, 5, dtype=torch.float64),
+            torch.randint(5, (6,)),
+        ),
         (cross_entropy(), torch.randn(4, 5, 3, dtype=torch.float64), torch.randint(5, (4, 3))),
         (cross_entropy(shift=True), torch.randn(4, 6, 5, dtype=torch.float64), torch.randint(5, (4, 6))),
         (cross_entropy(), torch.randn(6, 5, dtype=torch.float64), torch.tensor([1, -100, 3, -100, 0, 2])),
@@ -154,9 +158,7 @@ def test_advantage_does_not_depend_on_the_scale_of_the_loss(trained):
     scaled = Likelihood(
         "scaled", lambda f, y: 1000 * base.loss(f, y), base.units, lambda f, y, g: 1000**0.5 * base.score(f, y, g)
     )
-    first, second = (
-        measure_advantage(model, inputs, targets, loss, draws=2, pattern="mlp.up") for loss in (base, scaled)
-    )
+    first, second = (measure_advantage(model, inputs, targets, loss, draws=2, pattern="mlp.up") for loss in (base, scaled))
     for a, b in zip(first, second, strict=True):
         assert a["advantage"] == pytest.approx(b["advantage"], rel=1e-4)
         assert 1000 * a["decrease_spectral"] == pytest.approx(b["decrease_spectral"], rel=1e-4)
@@ -287,30 +289,34 @@ def test_measuring_between_steps_adds_nothing_to_the_step_in_progress():
     assert record["tokens"] == 200
 
 
-@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), F.cross_entropy, "cross_entropy", nn.CrossEntropyLoss(label_smoothing=0.1)])
+@pytest.mark.parametrize(
+    "loss", [nn.CrossEntropyLoss(), F.cross_entropy, "cross_entropy", nn.CrossEntropyLoss(label_smoothing=0.1)]
+)
 def test_losses_are_recognised(loss):
     assert likelihood_of(loss).name == "cross entropy"
 
 
-@pytest.mark.parametrize("loss", [nn.L1Loss(), nn.HuberLoss(), lambda f, y: (f - y).abs().sum(), "hinge", nn.MSELoss(reduction="none")])
+@pytest.mark.parametrize(
+    "loss", [nn.L1Loss(), nn.HuberLoss(), lambda f, y: (f - y).abs().sum(), "hinge", nn.MSELoss(reduction="none")]
+)
 def test_losses_without_a_sampler_are_refused_with_the_way_out(loss):
     x, y = regression()
-    with pytest.raises(ValueError, match="Likelihood.*with your own sampler"):
+    with pytest.raises(ValueError, match=r"Likelihood.*with your own sampler"):
         measure_advantage(linear(), x, y, loss)
 
 
 def test_bad_requests_are_refused_by_name():
     x, y = regression()
-    with pytest.raises(ValueError, match="`method` of `measure_advantage` must be fisher or gauss_newton; got 'hessian'"):
+    with pytest.raises(ValueError, match=r"`method` of `measure_advantage` must be fisher or gauss_newton; got 'hessian'"):
         measure_advantage(linear(), x, y, "mse", method="hessian")
-    with pytest.raises(ValueError, match="`draws`.*got 0"):
+    with pytest.raises(ValueError, match=r"`draws`.*got 0"):
         measure_advantage(linear(), x, y, "mse", draws=0)
-    with pytest.raises(ValueError, match="`pattern` must match"):
+    with pytest.raises(ValueError, match=r"`pattern` must match"):
         measure_gain(linear(), x, y, "mse", pattern="mlp")
-    with pytest.raises(ValueError, match="`targets` must hold a class"):
+    with pytest.raises(ValueError, match=r"`targets` must hold a class"):
         measure_gain(linear(), x, torch.zeros(200, 3, dtype=torch.long))
     only = Likelihood("mine", squared_error().loss, squared_error().units, squared_error().score)
-    with pytest.raises(ValueError, match="mine can only be sampled"):
+    with pytest.raises(ValueError, match=r"mine can only be sampled"):
         measure_advantage(linear(), x, y, only, method="gauss_newton")
 
 

@@ -32,7 +32,9 @@ def test_streamed_ranks_of_the_reference_matrices(case, parts):
     assert exact["stable_rank"] == pytest.approx(case["st"], rel=1e-9)
     assert exact["stable_rank_error"] == 0
     assert estimate["stable_rank_side"] == "above"
-    assert case["st"] * (1 - 1e-9) <= estimate["stable_rank"] <= case["st"] * (1 + 1e-9) / (1 - estimate["stable_rank_error"])
+    assert (
+        case["st"] * (1 - 1e-9) <= estimate["stable_rank"] <= case["st"] * (1 + 1e-9) / (1 - estimate["stable_rank_error"])
+    )
     if parts == 1:
         assert estimate["stable_rank"] == pytest.approx(case["st"], rel=0.03)
     assert exact["noise_to_signal"] >= case["st"] * (1 - 1e-9)
@@ -112,7 +114,9 @@ def test_the_plain_condition_implies_the_exact_one_of_a_block(case):
     assert nuclear >= threshold * (1 - 1e-12)
 
 
-@pytest.mark.parametrize("activation, key", [(torch.relu, "relu"), (lambda x: x.relu().square(), "relu2"), (torch.abs, "abs")])
+@pytest.mark.parametrize(
+    "activation, key", [(torch.relu, "relu"), (lambda x: x.relu().square(), "relu2"), (torch.abs, "abs")]
+)
 def test_post_activation_noise_to_signal_is_the_gaussian_moment(activation, key):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(4096, 256, generator=generator) @ torch.randn(256, 512, generator=generator) / 16

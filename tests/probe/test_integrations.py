@@ -67,7 +67,13 @@ def images(seed=0):
     return {"pixel_values": torch.randn(8, 3, 16, 16, generator=generator), "labels": torch.arange(8) % 5}
 
 
-MODELS = {"gpt2": (gpt2, tokens), "llama": (llama, tokens), "mixtral": (mixtral, tokens), "vit": (vit, images), "resnet": (resnet, images)}
+MODELS = {
+    "gpt2": (gpt2, tokens),
+    "llama": (llama, tokens),
+    "mixtral": (mixtral, tokens),
+    "vit": (vit, images),
+    "resnet": (resnet, images),
+}
 
 # Layers that see no verdict, and why; everything else has one.
 WITHOUT = {"gpt2": {"transformer.wte": "tied", "lm_head": "tied"}}
@@ -154,7 +160,7 @@ def test_an_expert_without_tokens_says_so():
 
 
 def test_predicted_advantages_agree_with_line_searches_on_real_architectures(architecture):
-    name, model, batch = architecture
+    _, model, batch = architecture
     labels = batch["labels"]
     inputs = {key: value for key, value in batch.items() if key != "labels"}
     loss = "next_token" if "input_ids" in batch else "cross_entropy"

@@ -63,7 +63,9 @@ def test_a_convolutions_inputs_are_its_patches(name):
         assert record["tokens"] == len(patches)
         assert record["stable_rank"] == pytest.approx(stable_rank(patches).item(), rel=1e-5)
         assert estimated[group]["stable_rank"] == pytest.approx(stable_rank(patches).item(), rel=1e-2)
-        assert record["outlier_share"] == pytest.approx((patches.square().sum(1).max() / patches.square().sum()).item(), rel=1e-4)
+        assert record["outlier_share"] == pytest.approx(
+            (patches.square().sum(1).max() / patches.square().sum()).item(), rel=1e-4
+        )
         signal = patches.mean(0).square().sum()
         assert record["noise_to_signal"] == pytest.approx((patches.square().sum(1).mean() / signal).item(), rel=1e-4)
         grad = module.weight.grad[group * rows : (group + 1) * rows].flatten(1)

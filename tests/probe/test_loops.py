@@ -138,7 +138,7 @@ def test_a_report_after_nothing_but_overflows_says_so():
     with Probe(model, every=1) as probe:
         (model(data()).sum() * torch.nan).backward()
         probe.step()
-        with pytest.raises(RuntimeError, match="1 measured steps had gradients that are not finite"):
+        with pytest.raises(RuntimeError, match=r"1 measured steps had gradients that are not finite"):
             probe.report()
 
 
@@ -265,10 +265,12 @@ def test_report_routes_by_advantage_and_vetoes_where_the_condition_fails():
     routes = {r.name: r.update for r in groups.routes}
     assert routes["0.weight"] == "spectral"
     assert routes["2.weight"] == "adamw"
-    assert {r.name: r.update for r in probe.report().param_groups(overrides={"2.weight": "spectral"}).routes}["2.weight"] == "spectral"
+    assert {r.name: r.update for r in probe.report().param_groups(overrides={"2.weight": "spectral"}).routes}[
+        "2.weight"
+    ] == "spectral"
     assert {r.name: r.update for r in probe.report().param_groups(threshold=1.8).routes}["0.weight"] == "adamw"
     Muon(groups)
-    with pytest.raises(ValueError, match="`threshold`.*got 0"):
+    with pytest.raises(ValueError, match=r"`threshold`.*got 0"):
         probe.report().param_groups(threshold=0.0)
 
 

@@ -191,7 +191,7 @@ def test_weights_and_random_numbers_are_bitwise_the_same_with_and_without_the_pr
 
 def test_hooks_are_gone_on_exit_and_after_an_exception():
     model = fresh()
-    with pytest.raises(RuntimeError, match="mine"), Probe(model, every=1):
+    with pytest.raises(RuntimeError, match=r"mine"), Probe(model, every=1):
         raise RuntimeError("mine")
     assert not any(module._forward_pre_hooks for module in model.modules())
     assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
@@ -261,9 +261,9 @@ def test_bad_requests_are_refused_by_name(model, arguments, message):
 
 def test_step_without_hooks_and_report_without_measurements_say_what_to_do():
     probe = Probe(fresh())
-    with pytest.raises(RuntimeError, match="attach"):
+    with pytest.raises(RuntimeError, match=r"attach"):
         probe.step()
-    with pytest.raises(RuntimeError, match="at least one measured step"):
+    with pytest.raises(RuntimeError, match=r"at least one measured step"):
         probe.report()
 
 

@@ -77,9 +77,7 @@ class Config:
 
 PRESETS = {
     "quick": [Config(s, "tiny", "relu2", 150, 20, 60) for s in get_args(Strategy)],
-    "paper": [
-        Config(s, mlp=mlp, seed=seed) for seed in range(3) for mlp in ("relu2", "swiglu") for s in get_args(Strategy)
-    ],
+    "paper": [Config(s, mlp=mlp, seed=seed) for seed in range(3) for mlp in ("relu2", "swiglu") for s in get_args(Strategy)],
 }
 
 

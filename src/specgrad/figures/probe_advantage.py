@@ -10,6 +10,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import polars as pl
 from matplotlib.figure import Figure
+from matplotlib.ticker import FormatStrFormatter, NullFormatter
 from scipy.stats import spearmanr
 
 from specgrad import gpt
@@ -164,8 +165,8 @@ def draw(table: pl.DataFrame) -> Figure:
         mean = _correlations(table, column).mean()
         ax.set_title(f"mean rank correlation {mean:+.2f}")
         for axis in (ax.xaxis, ax.yaxis):
-            axis.set_major_formatter(plt.matplotlib.ticker.FormatStrFormatter("%g"))
-            axis.set_minor_formatter(plt.matplotlib.ticker.NullFormatter())
+            axis.set_major_formatter(FormatStrFormatter("%g"))
+            axis.set_minor_formatter(NullFormatter())
         ax.set_yticks([1, 1.5, 2, 3, 4, 6], minor=False)
         ax.set_xticks([1, 2, 4, 8, 16] if column == "ratio" else [1, 1.5, 2, 3, 4, 6])
         ax.set_ylim(low, high)

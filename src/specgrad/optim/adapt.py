@@ -109,4 +109,3 @@ def check_settings(adviser: Any, every: int, threshold: float, hysteresis: float
         raise ValueError(f"`adapt_every` must be >= 1; got {every}.")
     if not (threshold > 0 and hysteresis >= 1):
         raise ValueError(f"`threshold` must be > 0 and `hysteresis` >= 1; got {threshold} and {hysteresis}.")
-

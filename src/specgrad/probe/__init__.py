@@ -1,7 +1,7 @@
 """The probe: does a spectral step beat a Euclidean one, layer by layer?"""
 
-from specgrad.probe.advice import CriticalBatch, critical_batch
 from specgrad.probe.advantage import measure_advantage
+from specgrad.probe.advice import CriticalBatch, critical_batch
 from specgrad.probe.condition import Condition, condition
 from specgrad.probe.gain import measure_gain
 from specgrad.probe.likelihoods import Likelihood, likelihood_of

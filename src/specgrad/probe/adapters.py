@@ -38,7 +38,7 @@ def trainer_callback(**settings: Any) -> Any:
     """
     base = _library("transformers", "hf").TrainerCallback
 
-    class ProbeCallback(base):  # type: ignore[misc]
+    class ProbeCallback(base):  # type: ignore[misc, valid-type]
         """Ends the probe's step before each optimizer step, when all micro-batches are in."""
 
         probe: Probe | None = None
@@ -72,7 +72,7 @@ def lightning_callback(**settings: Any) -> Any:
     """
     base = _library("lightning", "lightning").Callback
 
-    class ProbeCallback(base):  # type: ignore[misc]
+    class ProbeCallback(base):  # type: ignore[misc, valid-type]
         """Ends the probe's step before each optimizer step, when all micro-batches are in."""
 
         probe: Probe | None = None

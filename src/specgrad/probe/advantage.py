@@ -278,9 +278,7 @@ def _per_sequence(call: _Call, g: Tensor, image: Tensor, size: int) -> list[Tens
     return [flat[:, block.index[place]].sum(1) for block in call.layer.blocks]
 
 
-def _by_sequence(
-    targets: list[Target], objective: Objective, draws: int, seed: int, scores: dict[int, _Scores]
-) -> None:
+def _by_sequence(targets: list[Target], objective: Objective, draws: int, seed: int, scores: dict[int, _Scores]) -> None:
     """Scores as inner products with the gradient of each sequence alone: slower, and blind to how a weight is used."""
     weights = [target.layer.weight for target in targets]
     generator = _generator(objective, seed)

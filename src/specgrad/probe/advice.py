@@ -50,9 +50,7 @@ def next_steps(layers: list[LayerSummary], overflows: int) -> list[str]:
     lines = []
     failing = [layer.layer for layer in layers if layer.verdict == "fails" and layer.kind not in ("embedding", "gain")]
     if failing:
-        lines.append(
-            f"Keep {_some(failing)} with AdamW (nr(G)/st(A) < {FAILS_BELOW:g}); `report.param_groups()` does so."
-        )
+        lines.append(f"Keep {_some(failing)} with AdamW (nr(G)/st(A) < {FAILS_BELOW:g}); `report.param_groups()` does so.")
     measured = [layer for layer in layers if math.isfinite(layer.advantage)]
     if not measured:
         lines.append(
@@ -67,8 +65,8 @@ def next_steps(layers: list[LayerSummary], overflows: int) -> list[str]:
     outlying = [layer.layer for layer in layers if layer.outlier_share > OUTLIER_SHARE]
     if outlying:
         lines.append(
-            f"One token carries more than {OUTLIER_SHARE:.0%} of the squared input norm of {_some(outlying)}: their low stable "
-            "rank is that token's, not a common mean's."
+            f"One token carries more than {OUTLIER_SHARE:.0%} of the squared input norm of {_some(outlying)}: their low "
+            "stable rank is that token's, not a common mean's."
         )
     unmeasured = [layer.layer for layer in layers if layer.verdict == "undefined"]
     if unmeasured:

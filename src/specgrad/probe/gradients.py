@@ -2,7 +2,6 @@
 
 import math
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -74,7 +74,8 @@ class Rows:
 
     def row_squares(self) -> Float[Tensor, " n"]:
         """Squared norm of each row."""
-        return torch.linalg.vector_norm(self.matrix, dim=1).square()
+        norms: Tensor = torch.linalg.vector_norm(self.matrix, dim=1)
+        return norms.square()
 
     def row(self, index: int) -> Float[Tensor, " k"]:
         """One row."""
@@ -171,14 +172,14 @@ class InputStatistics:
             parts=[*self.parts, -1 - low, -1 - high],
         )  # fmt: skip
 
-    def ranks(self) -> dict[str, object]:
+    def ranks(self) -> dict[str, Any]:
         """Stable rank with its error and side, noise-to-signal ratio, share and effect of the largest row.
 
         ``stable_rank_error`` is relative: zero for the exact value, else the residual of the top pair. An estimate never
         lies below the truth.
         """
         squares = float(self.squares)
-        nothing: dict[str, object] = {
+        nothing: dict[str, Any] = {
             "stable_rank": math.nan, "stable_rank_error": math.nan, "stable_rank_side": "exact",
             "noise_to_signal": math.nan, "outlier_share": math.nan, "stable_rank_rest": math.nan,
         }  # fmt: skip
@@ -242,7 +243,7 @@ class TokenCounts:
             flat = flat[flat != padding_index]
         self.counts += torch.bincount(flat, minlength=self.counts.numel())
 
-    def ranks(self) -> dict[str, object]:
+    def ranks(self) -> dict[str, Any]:
         """As `InputStatistics.ranks`, and the exponent of the token frequencies."""
         n = self.tokens
         largest = int(self.counts.max()) if n else 0

@@ -46,7 +46,7 @@ def cross_entropy(
             outputs = outputs.movedim(1, -1)
         if targets.shape != outputs.shape[:-1]:
             raise ValueError(
-                f"`targets` must hold a class for every position of the outputs; got targets of shape {tuple(targets.shape)} "
+                f"`targets` must hold a class for every position of the outputs; got shape {tuple(targets.shape)} "
                 f"for outputs of shape {tuple(outputs.shape)}."
             )
         return outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1)
@@ -175,8 +175,8 @@ def likelihood_of(loss: Any) -> Likelihood:
     reduction = getattr(loss, "reduction", "mean")
     if found is None or reduction == "none":
         raise ValueError(
-            f"`loss` must be one whose targets can be sampled from the model: {', '.join(_BY_NAME)}, the PyTorch loss of one "
-            f"of these, or a `specgrad.probe.Likelihood` with your own sampler; got {loss!r}. Without a sampler there is no "
+            f"`loss` must be one whose targets can be sampled from the model: {', '.join(_BY_NAME)}, the PyTorch loss of "
+            f"one of these, or a `specgrad.probe.Likelihood` with your own sampler; got {loss!r}. Without a sampler there is no "
             "unbiased curvature: gradients of the true labels do not give it."
         )
     return found  # a summed loss has the same ratios; decreases are given per unit

@@ -62,7 +62,13 @@ def probe_page(report: ProbeReport) -> str:
     ]
     audited = report.audit() if report.gains and report.advantages else None
     if audited is not None and audited.rows:
-        columns = (Column("step", 0), Column("layer"), Column("predicted", 2), Column("realised", 2), Column("error factor", 2))
+        columns = (
+            Column("step", 0),
+            Column("layer"),
+            Column("predicted", 2),
+            Column("realised", 2),
+            Column("error factor", 2),
+        )
         rows = [tuple(row.values()) for row in audited.rows]
         sections.append(Section("Predicted against realised", [table(columns, rows), text(str(audited).splitlines()[-1])]))
     if report.skipped:

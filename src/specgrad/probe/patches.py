@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
 from specgrad.linalg.estimators import Operator
 from specgrad.probe.inputs import in_range
@@ -17,7 +18,7 @@ from specgrad.probe.inputs import in_range
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 _CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-_KERNEL_GRADIENT = {1: nn.grad.conv1d_weight, 2: nn.grad.conv2d_weight, 3: nn.grad.conv3d_weight}
+_KERNEL_GRADIENT = {1: conv1d_weight, 2: conv2d_weight, 3: conv3d_weight}
 
 
 class Patches:
@@ -89,11 +90,12 @@ class Patches:
     def row(self, index: int) -> Float[Tensor, " k"]:
         """One patch."""
         image, *place = (int(i) for i in torch.unravel_index(torch.tensor(index), self.out))
-        where = [
+        where: list[int | slice] = [image, slice(None)]
+        where += [
             slice(p * s, p * s + d * (k - 1) + 1, d)
             for p, s, d, k in zip(place, self.settings["stride"], self.settings["dilation"], self.kernel, strict=True)
         ]
-        return self.x[(image, slice(None), *where)].reshape(-1)
+        return self.x[tuple(where)].reshape(-1)
 
 
 def _padded(x: Tensor, module: Convolution) -> Tensor:

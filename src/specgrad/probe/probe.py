@@ -150,8 +150,8 @@ class Probe:
 
         Returns:
             One record per block of each layer on a measured step, else an empty list: ``step``, ``layer``, ``kind``,
-            ``rows``, ``cols``, ``tokens``, ``stable_rank`` (``_error``: relative, ``_side``: exact or above), ``nuclear_rank``,
-            ``ratio``, ``verdict``, ``reason`` (why undefined, else empty), ``noise_to_signal``, ``outlier_share``,
+            ``rows``, ``cols``, ``tokens``, ``stable_rank`` (``_error``: relative, ``_side``: exact or above),
+            ``nuclear_rank``, ``ratio``, ``verdict``, ``reason`` (why undefined, else empty), ``noise_to_signal``, ``outlier_share``,
             ``core_stable_rank`` of attention outputs, ``participation_ratio``, ``gradient_stable_rank``, norms of the
             gradient, ``frequency_exponent`` of embeddings, ``parameter``. Empty too after an overflow, which is counted in
             ``overflows`` and measured again at the next step.
@@ -167,8 +167,8 @@ class Probe:
             self._complete()
             if not self._gathered.grads:
                 raise RuntimeError(
-                    "`Probe.step` found no gradient in a measured step; call it after loss.backward() (fully sharded models: "
-                    "before zero_grad)."
+                    "`Probe.step` found no gradient in a measured step; call it after loss.backward() (fully sharded "
+                    "models: before zero_grad)."
                 )
             fired = bool(self._gathered.inputs or self._gathered.counts)
             finite = all(bool(grad.sum().isfinite()) for grad in self._gathered.grads.values())
@@ -190,14 +190,14 @@ class Probe:
         """
         if not (self.records or self.advantages or self.gains):
             lost = f" {self.overflows} measured steps had gradients that are not finite." if self.overflows else ""
-            raise RuntimeError(
-                f"`Probe.report` needs at least one measured step; call `step` after a backward pass.{lost}"
-            )
+            raise RuntimeError(f"`Probe.report` needs at least one measured step; call `step` after a backward pass.{lost}")
         return ProbeReport(
             list(self.records), dict(self.skipped), list(self.advantages), list(self.gains), self.overflows, self.model
         )
 
-    def measure_advantage(self, inputs: Any, targets: Tensor, loss: Any = "cross_entropy", **settings: Any) -> list[dict[str, Any]]:
+    def measure_advantage(
+        self, inputs: Any, targets: Tensor, loss: Any = "cross_entropy", **settings: Any
+    ) -> list[dict[str, Any]]:
         """Level 2 at the present weights: see `specgrad.probe.measure_advantage`; the result enters the report.
 
         Call it between steps. It evaluates the model on its own and changes nothing.
@@ -213,7 +213,9 @@ class Probe:
         self.advantages += found
         return found
 
-    def measure_gain(self, inputs: Any, targets: Tensor, loss: Any = "cross_entropy", **settings: Any) -> list[dict[str, Any]]:
+    def measure_gain(
+        self, inputs: Any, targets: Tensor, loss: Any = "cross_entropy", **settings: Any
+    ) -> list[dict[str, Any]]:
         """Level 3 at the present weights: see `specgrad.probe.measure_gain`; the result enters the report.
 
         Args:

@@ -73,9 +73,9 @@ def routed_groups(
     overruled: dict[str, str] = {}
     for route in base.routes:
         evidence = Evidence.of({route.name}, records, advantages)
-        if route.update == "spectral" and not route.reason.startswith(("override", "declared")):
-            if not evidence.favours_spectral(True, threshold, 1.0):
-                overruled[route.name] = evidence.reason()
+        judged = route.update == "spectral" and not route.reason.startswith(("override", "declared"))
+        if judged and not evidence.favours_spectral(True, threshold, 1.0):
+            overruled[route.name] = evidence.reason()
     if not overruled:
         return base
     names = "|".join(name.replace(".", r"\.") for name in overruled)

@@ -28,7 +28,9 @@ class Incoming:
     build: Callable[[], InputMatrix]
 
 
-def incoming(layer: Layer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], mask: Tensor | None) -> list[Incoming]:
+def incoming(
+    layer: Layer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], mask: Tensor | None
+) -> list[Incoming]:
     """The input matrices of one call of a module.
 
     Args:
