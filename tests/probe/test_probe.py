@@ -6,7 +6,7 @@ from torch import nn
 
 from specgrad import Probe
 from specgrad.linalg import nuclear_rank, stable_rank
-from specgrad.optim import Muon, param_groups
+from specgrad.optim import Blocks, Muon, param_groups
 
 
 class Attention(nn.Module):
@@ -44,16 +44,17 @@ def by_layer(records):
 
 def test_ranks_are_those_of_the_inputs_and_gradients_computed_directly():
     model, ids = fresh(), batch()
-    with Probe(model, every=1) as probe:
+    with Probe(model, every=1, exact=True) as probe:
         loss_of(model, ids).backward()
         got = by_layer(probe.step())
-    assert list(got) == ["embedding", "query", "key", "value", "head"]
+    assert list(got) == ["embedding", "query", "key", "value", "norm", "head"]
     x = model.embedding(ids).flatten(0, 1).double()
     for name in ("query", "key", "value"):
         assert got[name]["stable_rank"] == pytest.approx(stable_rank(x).item(), rel=1e-5)
         assert got[name]["tokens"] == 20
     for name, record in got.items():
         grad = model.get_submodule(name).weight.grad
+        grad = grad.diag() if name == "norm" else grad
         assert record["nuclear_rank"] == pytest.approx(nuclear_rank(grad).item(), rel=1e-5)
         assert record["ratio"] == pytest.approx(record["nuclear_rank"] / record["stable_rank"])
     assert got["embedding"]["stable_rank"] == 20 / ids.flatten().bincount().max().item()
@@ -80,10 +81,10 @@ def test_gradients_are_measured_whether_step_comes_before_or_after_zero_grad_cli
 def test_micro_batches_are_measured_as_one_batch():
     whole, parts = fresh(), fresh()
     ids = torch.cat([batch(1), batch(2)])
-    with Probe(whole, every=1) as probe:
+    with Probe(whole, every=1, exact=True) as probe:
         loss_of(whole, ids).backward()
         expected = by_layer(probe.step())
-    with Probe(parts, every=1) as probe:
+    with Probe(parts, every=1, exact=True) as probe:
         for part in ids.split(4):
             (loss_of(parts, part) / 2).backward()
         got = by_layer(probe.step())
@@ -190,7 +191,7 @@ def test_weights_and_random_numbers_are_bitwise_the_same_with_and_without_the_pr
 
 def test_hooks_are_gone_on_exit_and_after_an_exception():
     model = fresh()
-    with pytest.raises(RuntimeError, match="mine"), Probe(model, every=1):
+    with pytest.raises(RuntimeError, match=r"mine"), Probe(model, every=1):
         raise RuntimeError("mine")
     assert not any(module._forward_pre_hooks for module in model.modules())
     assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
@@ -223,21 +224,34 @@ def test_every_parameter_is_probed_or_listed_with_a_reason():
     named = {f"{layer.name}.weight" for layer in probe.layers} | set(probe.skipped)
     assert named == {name for name, _ in model.named_parameters()}
     assert "frozen" in probe.skipped["key.weight"]
-    assert "LayerNorm" in probe.skipped["norm.weight"]
+    assert "bias of a LayerNorm" in probe.skipped["norm.bias"]
 
 
-def test_a_tied_embedding_is_left_out_because_its_condition_is_undefined():
+def test_both_uses_of_a_tied_embedding_are_reported_without_a_verdict():
     model = fresh()
     model.head.weight = model.embedding.weight
-    assert "tied" in Probe(model).skipped["embedding.weight"]
+    with Probe(model, every=1) as probe:
+        loss_of(model, batch()).backward()
+        got = by_layer(probe.step())
+    for name in ("embedding", "head"):
+        assert got[name]["verdict"] == "undefined"
+        assert "tied" in got[name]["reason"]
+        assert got[name]["stable_rank"] >= 1
+    assert got["embedding"]["nuclear_rank"] == got["head"]["nuclear_rank"]
+    assert got["embedding"]["stable_rank"] != got["head"]["stable_rank"]
 
 
 @pytest.mark.parametrize(
     "model, arguments, message",
     [
         (nn.Linear(2, 2), {"every": 0}, "`every` of `Probe` must be >= 1; got 0"),
-        (nn.ReLU(), {}, "`model` must contain a trainable Linear or Embedding; got modules ReLU"),
+        (nn.ReLU(), {}, "`model` must contain a trainable matrix such as a Linear or Embedding; got modules ReLU"),
         (nn.Linear(2, 2), {"pattern": "mlp"}, "name matching 'mlp'"),
+        (nn.LayerNorm(2), {}, "norm gains only"),
+        (nn.Linear(2, 2), {"shards": 0}, "`shards` of `Probe` must be >= 1; got 0"),
+        (nn.Linear(2, 2), {"blocks": {"qkv": Blocks(rows=3)}}, "pattern 'qkv', which matches no probed parameter"),
+        (nn.Linear(2, 2), {"blocks": {"weight": Blocks(rows=3)}}, "weight must have an axis divisible into 3"),
+        (nn.GRU(2, 2), {}, "trainable matrix.*got modules GRU"),
     ],
 )
 def test_bad_requests_are_refused_by_name(model, arguments, message):
@@ -247,9 +261,9 @@ def test_bad_requests_are_refused_by_name(model, arguments, message):
 
 def test_step_without_hooks_and_report_without_measurements_say_what_to_do():
     probe = Probe(fresh())
-    with pytest.raises(RuntimeError, match="attach"):
+    with pytest.raises(RuntimeError, match=r"attach"):
         probe.step()
-    with pytest.raises(RuntimeError, match="at least one measured step"):
+    with pytest.raises(RuntimeError, match=r"at least one measured step"):
         probe.report()
 
 
@@ -262,11 +276,11 @@ def test_report_prints_every_layer_with_formula_threshold_and_caveat_and_saves_a
     report = probe.report()
     lines = str(report)
     assert all(layer.layer in lines for layer in report.layers)
-    assert "norm.weight: not probed" in lines
+    assert "norm.bias: not probed" in lines
     assert "does not rank the layers" in " ".join(lines.split())
-    assert [layer.measured for layer in report.layers] == [3] * 5
-    assert len(report.save(tmp_path / "probe.csv").read_text().splitlines()) == 16
-    assert len(report.save(tmp_path / "probe.jsonl").read_text().splitlines()) == 15
+    assert [layer.measured for layer in report.layers] == [3] * 6
+    assert len(report.save(tmp_path / "probe.csv").read_text().splitlines()) == 19
+    assert len(report.save(tmp_path / "probe.jsonl").read_text().splitlines()) == 18
     assert "<table" in report.save(tmp_path / "probe.html").read_text()
     with pytest.raises(ValueError, match=r"\.csv, \.jsonl or \.html"):
         report.save(tmp_path / "probe.txt")

@@ -10,10 +10,14 @@ from torch import Tensor
 from specgrad.linalg import polar_factor
 from specgrad.linalg.polar import Method, Mode
 from specgrad.linalg.torch_muon import TorchMuonPolar
+from specgrad.optim.adapt import arranged_like, carried_state, check_settings, decide, move, with_twins
 from specgrad.optim.scaling import Scale
-from specgrad.optim.spectral import Nonfinite, SpectralOptimizer
+from specgrad.optim.spectral import Nonfinite, SpectralOptimizer, as_groups, initial_state
 
 Orthogonalizer = Callable[[Tensor], Tensor]
+
+# Attributes that copies and pickles keep; a probe stays with its model.
+_OWN = ("mode", "method", "dtype", "orthogonalizer", "adapt_every", "threshold", "hysteresis", "_steps")
 
 
 class Muon(SpectralOptimizer):
@@ -39,6 +43,11 @@ class Muon(SpectralOptimizer):
         ns_coefficients: coefficients of PyTorch's quintic iteration.
         ns_steps: its number of steps.
         eps: its smallest Frobenius norm.
+        adapt: a `specgrad.Probe` of the model: parameters of spectral groups move to AdamW and back as its last measurements
+            say. Level 2 (`Probe.measure_advantage`) decides where it was measured, else a failing condition is a veto.
+        adapt_every: steps between decisions.
+        threshold: least predicted advantage for a spectral step.
+        hysteresis: a parameter enters above ``threshold * hysteresis`` and leaves below ``threshold / hysteresis``.
         settings: the others of `SpectralOptimizer`, such as ``scale``, ``adamw_lr`` and ``sharding``.
 
     Raises:
@@ -71,6 +80,10 @@ class Muon(SpectralOptimizer):
         ns_coefficients: tuple[float, float, float] | None = None,
         ns_steps: int | None = None,
         eps: float | None = None,
+        adapt: Any = None,
+        adapt_every: int = 100,
+        threshold: float = 1.0,
+        hysteresis: float = 1.1,
         **settings: Any,
     ) -> None:
         if adjust_lr_fn is not None:
@@ -84,7 +97,12 @@ class Muon(SpectralOptimizer):
                 raise ValueError("`orthogonalizer` of `Muon` excludes `ns_coefficients`, `ns_steps` and `eps`.")
             orthogonalizer = TorchMuonPolar(*torch_settings)
         self.mode, self.method, self.dtype, self.orthogonalizer = mode, method, dtype, orthogonalizer
+        if adapt is not None:
+            check_settings(adapt, adapt_every, threshold, hysteresis)
+            params = with_twins(as_groups(params))
         super().__init__(params, lr, momentum, nesterov, weight_decay, nonfinite=nonfinite, **settings)
+        self.adapt, self.adapt_every, self.threshold, self.hysteresis = adapt, adapt_every, threshold, hysteresis
+        self._steps = 0
 
     def direction(self, momentum: Float[Tensor, "batch m n"], group: dict[str, Any]) -> Float[Tensor, "batch m n"]:
         """Polar factors of the stack."""
@@ -92,6 +110,40 @@ class Muon(SpectralOptimizer):
             return self.orthogonalizer(momentum)
         return polar_factor(momentum, self.method, self.mode, dtype=self.dtype)
 
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step; with ``adapt``, before it the decision who takes spectral steps, at every ``adapt_every``-th."""
+        if self.adapt is not None and self._steps and self._steps % self.adapt_every == 0:
+            self.reroute()
+        self._steps += 1
+        return super().step(closure)
+
+    def reroute(self) -> list[str]:
+        """Decides now, from the probe's last measurements, which parameters take spectral steps.
+
+        Returns:
+            Names of the parameters that changed sides, with the update they take from now on.
+
+        Raises:
+            RuntimeError: if the optimizer was built without ``adapt``.
+        """
+        if self.adapt is None:
+            raise RuntimeError("`Muon.reroute` needs a probe; build the optimizer with adapt=probe.")
+        moved = []
+        for parameter, here, there in decide(self.param_groups, self.adapt, self.threshold, self.hysteresis):
+            names = dict(zip(map(id, here["params"]), here.get("param_names", ()), strict=False))
+            move(parameter, here, there)
+            fresh = initial_state(parameter, there["update"])
+            self.state[parameter] = carried_state(self.state[parameter], fresh)
+            moved.append(f"{names.get(id(parameter), 'a parameter')}: {there['update']}")
+        return moved
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a state; with ``adapt``, parameters are first put on the sides they were on when it was saved."""
+        if self.adapt is not None:
+            arranged_like(self.param_groups, state_dict["param_groups"])
+        super().load_state_dict(state_dict)
+
     def __getstate__(self) -> dict[str, Any]:
-        mine = {k: self.__dict__[k] for k in ("mode", "method", "dtype", "orthogonalizer")}
-        return super().__getstate__() | mine
+        mine = {k: self.__dict__[k] for k in _OWN}
+        return super().__getstate__() | mine | {"adapt": None}

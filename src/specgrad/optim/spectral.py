@@ -142,7 +142,7 @@ class SpectralOptimizer(torch.optim.Optimizer):
             self.param_groups.pop()
             raise
         for parameter in group["params"]:
-            self.state[parameter] = _initial_state(parameter, update)
+            self.state[parameter] = initial_state(parameter, update)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a state, also of ``torch.optim.Muon`` or an earlier version.
@@ -155,7 +155,7 @@ class SpectralOptimizer(torch.optim.Optimizer):
             for key, value in mine.items():
                 group.setdefault(key, value)
             for parameter in group["params"]:
-                for key, value in _initial_state(parameter, group["update"]).items():
+                for key, value in initial_state(parameter, group["update"]).items():
                     self.state[parameter].setdefault(key, value)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -299,11 +299,17 @@ def _clipped(step: Tensor, limit: float) -> Tensor:
     return shortened
 
 
-def _initial_state(parameter: Tensor, update: str) -> dict[str, Tensor]:
+def initial_state(parameter: Tensor, update: str) -> dict[str, Tensor]:
     """The whole state of a parameter before its first step."""
     if update in SCALAR_RULES:
         return SCALAR_RULES[update][0](parameter)
     return {"momentum_buffer": torch.zeros_like(parameter)}
+
+
+def as_groups(params: Iterable[Any]) -> list[dict[str, Any]]:
+    """Parameters, named parameters or groups as a list of groups."""
+    entries = list(params)
+    return [dict(e) for e in entries] if entries and isinstance(entries[0], dict) else [{"params": entries}]
 
 
 def _running(buffers: list[Tensor], grads: list[Tensor], group: dict[str, Any]) -> list[Tensor]:

@@ -1,8 +1,8 @@
 """`Probe`: watches a training loop and measures, layer by layer, whether a spectral step is favoured."""
 
 import math
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -10,30 +10,46 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from specgrad.linalg.ranks import gram_eigenvalues, nuclear_rank_of_squares, short_gram
-from specgrad.probe.condition import condition
-from specgrad.probe.layers import EmbeddingInputs, Layer, LinearInputs, find_layers, gram_of
+from specgrad.optim.blocks import Blocks
+from specgrad.probe.advantage import measure_advantage
+from specgrad.probe.distributed import process_group, reduce_counts, reduce_gradient, reduce_inputs
+from specgrad.probe.gain import measure_gain
+from specgrad.probe.gathering import EagerCompiled, Gathered
+from specgrad.probe.layers import Layer, find_layers
+from specgrad.probe.records import records_of, spectra_of
 from specgrad.probe.report import ProbeReport
+from specgrad.probe.routing import Evidence
+
+OnRecord = Callable[[int, dict[str, Any]], None]
 
 
 class Probe:
-    """Measures stable rank of inputs and nuclear rank of gradients of every Linear and Embedding while a model trains.
+    """Measures stable rank of inputs and nuclear rank of gradients of every weight matrix while a model trains.
 
     Use it as a context manager around the training loop and call `step` once per optimizer step, after the backward
-    pass; gradients are read as they are accumulated, so `step` may come before or after ``zero_grad``. On a measured step
-    every forward pass with gradients enabled is counted, so gradient accumulation is measured as one batch. Weights,
-    gradients and random numbers are not touched.
+    pass; gradients are read as they are accumulated, so `step` may come before or after ``zero_grad`` (fully sharded
+    models: before). On a measured step every forward pass with gradients enabled is counted, so that micro-batches are
+    measured as one batch. Between measured steps there are no hooks. Weights, gradients and random numbers are not touched.
+    Compiled models run eagerly on measured steps, so that hooks fire; their weights then agree with an unprobed run up to
+    the rounding of the compiler.
 
     Args:
-        model: the model being trained.
+        model: the model being trained, wrapped or not in DistributedDataParallel, ``fully_shard`` or ``torch.compile``.
         every: measure on steps 0, ``every``, 2 ``every``, ...; >= 1.
         pattern: probe only layers whose name contains this regular expression.
+        exact: stable ranks from the eigenvalues of Gram matrices instead of warm-started estimates that never lie below
+            the truth; distributed models are always measured exactly.
+        blocks: regular expression on parameter names -> the matrices inside, as in `specgrad.optim.param_groups`.
+        spectra_at: steps at which full spectra are kept in ``spectra``; they are measured exactly.
+        shards: also give the nuclear rank over this many row shards, which a shardwise step is judged by.
+        group: process group over which the batch is split, where the model's type does not tell.
+        on_record: called with step and ``{"layer/quantity": number}`` after each measurement, as run trackers take it.
 
     Raises:
-        ValueError: if ``every`` < 1 or no layer can be probed.
+        ValueError: if ``every`` or ``shards`` < 1, no layer can be probed, or ``blocks`` do not fit.
 
-    Cost: on a measured step one Gram matrix per distinct input (``tokens k^2`` multiply-adds for k features) and two
-    symmetric eigenvalue problems per layer; otherwise one inactive hook per layer.
+    Cost: on a measured step about ``12 n k`` FLOPs per distinct input of n tokens and k features with a mean spike (64
+    without; ``exact``: ``2 n k^2``), and one symmetric eigenvalue problem of the short side per gradient.
 
     Example:
         >>> model = nn.Linear(8, 4)
@@ -46,15 +62,40 @@ class Probe:
     Source: Davis and Drusvyatskiy (arXiv 2512.04299), sections 4 and 5.
     """
 
-    def __init__(self, model: nn.Module, every: int = 50, pattern: str | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        every: int = 50,
+        pattern: str | None = None,
+        *,
+        exact: bool = False,
+        blocks: Mapping[str, Blocks] | None = None,
+        spectra_at: Iterable[int] = (),
+        shards: int | None = None,
+        on_record: OnRecord | None = None,
+        group: Any = None,
+    ) -> None:
         if every < 1:
             raise ValueError(f"`every` of `Probe` must be >= 1; got {every}.")
-        self.layers, self.skipped = find_layers(model, pattern)
-        self.every = every
+        if shards is not None and shards < 1:
+            raise ValueError(f"`shards` of `Probe` must be >= 1; got {shards}.")
+        self.model = unwrapped(model)
+        self.layers, self.skipped = find_layers(self.model, pattern, blocks)
+        self.group = group if group is not None else process_group(model)
+        self.every, self.shards, self.on_record = every, shards, on_record
+        self.exact = exact or self.group is not None
+        self.spectra_at = frozenset(spectra_at)
         self.records: list[dict[str, Any]] = []
-        self._step = 0
+        self.advantages: list[dict[str, Any]] = []
+        self.gains: list[dict[str, Any]] = []
+        self.spectra: list[dict[str, Any]] = []
+        #: Measured steps that were left out because a gradient was not finite, as after an overflow of a loss scaler.
+        self.overflows = 0
+        self._step, self._forced, self._attached, self._paused = 0, False, False, False
         self._handles: list[RemovableHandle] = []
-        self._reset()
+        self._starts: dict[tuple[str, int], Tensor] = {}
+        self._eager = EagerCompiled()
+        self._gathered = Gathered(self.exact, self._starts)
 
     def __enter__(self) -> "Probe":
         return self.attach()
@@ -63,56 +104,82 @@ class Probe:
         self.detach()
 
     def attach(self) -> "Probe":
-        """Registers the hooks; the context manager does it for you."""
-        if not self._handles:
-            for layer in self.layers:
-                on_input, on_grad = _Hook(self._on_input, layer), _Hook(self._on_grad, layer)
-                self._handles.append(layer.module.register_forward_pre_hook(on_input, with_kwargs=True))
-                self._handles.append(layer.module.weight.register_post_accumulate_grad_hook(on_grad))
+        """Starts watching; the context manager does it for you."""
+        self._attached = True
+        self._prepare()
         return self
 
     def detach(self) -> None:
-        """Removes the hooks and drops what an unfinished step has gathered; finished measurements stay."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        self._reset()
+        """Removes all hooks and drops what an unfinished step has gathered; finished measurements stay."""
+        self._attached = False
+        self._prepare()
+
+    @property
+    def step_index(self) -> int:
+        """Index of the step in progress."""
+        return self._step
 
     @property
     def measuring(self) -> bool:
         """Whether the step in progress is measured."""
-        return self._step % self.every == 0 or self._forced
+        return self._step % self.every == 0 or self._forced or self._step in self.spectra_at
 
     def measure_now(self) -> None:
         """Measures the step in progress too, whatever ``every`` says; call it before the forward pass."""
-        self._forced = True
+        if not self.measuring:
+            self._forced = True
+            self._prepare()
 
     def resume_at(self, step: int) -> None:
         """Sets the index of the next step, so that a resumed run measures the steps an uninterrupted one would."""
         if step < 0:
             raise ValueError(f"`step` of `Probe.resume_at` must be >= 0; got {step}.")
         self._step = step
+        self._prepare()
+
+    def mask(self, positions: Tensor | None) -> None:
+        """Positions that count as tokens in the forward passes from now to the end of the step, such as non-padding.
+
+        Args:
+            positions: True where a token counts, with the leading axes of the layers' inputs; None counts all.
+        """
+        self._gathered.mask = positions
 
     def step(self) -> list[dict[str, Any]]:
         """Ends an optimizer step.
 
         Returns:
-            One record per layer on a measured step, else an empty list: ``step``, ``layer``, ``kind``, ``rows``,
-            ``cols``, ``tokens``, ``stable_rank``, ``nuclear_rank``, ``ratio``, ``verdict`` and ``reason`` (empty unless
-            undefined).
+            One record per block of each layer on a measured step, else an empty list: ``step``, ``layer``, ``kind``,
+            ``rows``, ``cols``, ``tokens``, ``stable_rank`` (``_error``: relative, ``_side``: exact or above),
+            ``nuclear_rank``, ``ratio``, ``verdict``, ``reason`` (why undefined, else empty), ``noise_to_signal``, ``outlier_share``,
+            ``core_stable_rank`` of attention outputs, ``participation_ratio``, ``gradient_stable_rank``, norms of the
+            gradient, ``frequency_exponent`` of embeddings, ``parameter``. Empty too after an overflow, which is counted in
+            ``overflows`` and measured again at the next step.
 
         Raises:
-            RuntimeError: if the probe is not attached.
+            RuntimeError: if the probe is not attached, or a measured step had no backward pass.
         """
-        if not self._handles:
+        if not self._attached:
             raise RuntimeError("`Probe.step` needs attached hooks; use the probe in a `with` block or call `attach`.")
         measured: list[dict[str, Any]] = []
+        again = False
         if self.measuring:
-            known: dict[tuple[int, ...], float] = {}
-            measured = [self._record(layer, known) for layer in self.layers]
-            self.records += measured
+            self._complete()
+            if not self._gathered.grads:
+                raise RuntimeError(
+                    "`Probe.step` found no gradient in a measured step; call it after loss.backward() (fully sharded "
+                    "models: before zero_grad)."
+                )
+            fired = bool(self._gathered.inputs or self._gathered.counts)
+            finite = all(bool(grad.sum().isfinite()) for grad in self._gathered.grads.values())
+            again = not finite or (not fired and self._eager.missed())
+            self.overflows += not finite
+            if not again:
+                measured = list(records_of(self.layers, self._gathered, self._step, self.shards))
+                self._keep(measured)
         self._step += 1
-        self._reset()
+        self._forced = again
+        self._prepare()
         return measured
 
     def report(self) -> ProbeReport:
@@ -121,63 +188,148 @@ class Probe:
         Raises:
             RuntimeError: if nothing has been measured yet.
         """
-        if not self.records:
-            raise RuntimeError("`Probe.report` needs at least one measured step; call `step` after a backward pass.")
-        return ProbeReport(list(self.records), dict(self.skipped))
+        if not (self.records or self.advantages or self.gains):
+            lost = f" {self.overflows} measured steps had gradients that are not finite." if self.overflows else ""
+            raise RuntimeError(f"`Probe.report` needs at least one measured step; call `step` after a backward pass.{lost}")
+        return ProbeReport(
+            list(self.records), dict(self.skipped), list(self.advantages), list(self.gains), self.overflows, self.model
+        )
 
-    def _reset(self) -> None:
-        self._forced = False
-        self._inputs: dict[str, LinearInputs | EmbeddingInputs] = {}
-        self._grads: dict[str, Tensor] = {}
-        # Projections that read the same tensor in the same state (queries, keys, values) share one Gram matrix.
-        self._last_input: tuple[weakref.ReferenceType[Tensor], int] | None = None
-        self._last_gram: tuple[Tensor, int] | None = None
-        self._gram_number = 0
+    def measure_advantage(
+        self, inputs: Any, targets: Tensor, loss: Any = "cross_entropy", **settings: Any
+    ) -> list[dict[str, Any]]:
+        """Level 2 at the present weights: see `specgrad.probe.measure_advantage`; the result enters the report.
 
-    def _on_input(self, layer: Layer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not (self.measuring and torch.is_grad_enabled()):
+        Call it between steps. It evaluates the model on its own and changes nothing.
+
+        Args:
+            inputs: inputs of a batch, sequences along the first axis.
+            targets: its targets.
+            loss: a loss whose targets can be sampled from the model.
+            settings: the others of `specgrad.probe.measure_advantage`.
+        """
+        with self._aside():
+            found = measure_advantage(self.model, inputs, targets, loss, step=self._step, layers=self.layers, **settings)
+        self.advantages += found
+        return found
+
+    def measure_gain(
+        self, inputs: Any, targets: Tensor, loss: Any = "cross_entropy", **settings: Any
+    ) -> list[dict[str, Any]]:
+        """Level 3 at the present weights: see `specgrad.probe.measure_gain`; the result enters the report.
+
+        Args:
+            inputs: inputs of a batch, sequences along the first axis.
+            targets: its targets.
+            loss: a loss whose targets can be sampled from the model.
+            settings: the others of `specgrad.probe.measure_gain`.
+        """
+        with self._aside():
+            found = measure_gain(self.model, inputs, targets, loss, step=self._step, layers=self.layers, **settings)
+        self.gains += found
+        return found
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Forward passes that belong to no training step."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
+
+    def evidence(self, parameter: Tensor) -> Evidence | None:
+        """What the last measurements say on a parameter, for an optimizer that adapts; None where nothing is known."""
+        names = {layer.parameter for layer in self.layers if layer.weight is parameter}
+        return Evidence.of(names, self.records, self.advantages) if names else None
+
+    def _prepare(self) -> None:
+        """Hooks for the step to come: on a measured one all of them, else none."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        exact = self.exact or self._step in self.spectra_at
+        self._gathered = Gathered(exact, self._starts)
+        if not (self._attached and self.measuring):
+            self._eager.stop()
             return
-        inputs = args[0] if args else kwargs["input"]
-        statistics = self._inputs.setdefault(layer.name, layer.new_inputs())
-        if isinstance(statistics, EmbeddingInputs):
-            statistics.add(inputs, getattr(module, "padding_idx", None))
-            return
-        if self._last_gram is None or self._last_input is None or not _is_same(inputs, *self._last_input):
-            self._last_gram = gram_of(inputs)
-            self._last_input = weakref.ref(inputs), inputs._version
-            self._gram_number += 1
-        statistics.add(*self._last_gram, self._gram_number)
+        self._eager.start()
+        hooked: set[int] = set()
+        for layer in self.layers:
+            for module in layer.modules:
+                on_call = _Hook(self._on_call, layer)
+                self._handles.append(module.register_forward_pre_hook(on_call, with_kwargs=True))
+            if id(layer.weight) not in hooked:
+                hooked.add(id(layer.weight))
+                hook = _Hook(self._on_grad, layer)
+                self._handles.append(layer.weight.register_post_accumulate_grad_hook(hook))
+
+    def _on_call(self, layer: Layer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not (torch.compiler.is_compiling() or self._paused):
+            self._gathered.on_call(layer, module, args, kwargs)
 
     def _on_grad(self, layer: Layer, parameter: Tensor) -> None:
-        if self.measuring and parameter.grad is not None:
-            self._grads[layer.name] = parameter.grad.detach().clone()
+        if not torch.compiler.is_compiling():
+            self._gathered.on_grad(layer.parameter, parameter)
 
-    def _record(self, layer: Layer, known: dict[tuple[int, ...], float]) -> dict[str, Any]:
-        rows, cols = layer.module.weight.shape
-        record: dict[str, Any] = {
-            "step": self._step,
-            "layer": layer.name,
-            "kind": layer.kind,
-            "rows": rows,
-            "cols": cols,
-        }
-        inputs, grad = self._inputs.get(layer.name), self._grads.get(layer.name)
-        stable = nuclear = math.nan
-        if inputs is not None:
-            key = tuple(inputs.sources) if isinstance(inputs, LinearInputs) else (id(inputs),)
-            stable = known[key] = known.get(key) or inputs.stable_rank()
-        if grad is not None:
-            dense = grad.to_dense() if grad.is_sparse else grad
-            nuclear = float(nuclear_rank_of_squares(gram_eigenvalues(short_gram(dense))))
-        outcome = condition(nuclear, stable)
-        return record | {
-            "tokens": inputs.tokens if inputs is not None else 0,
-            "stable_rank": stable,
-            "nuclear_rank": nuclear,
-            "ratio": outcome.ratio,
-            "verdict": outcome.verdict,
-            "reason": _why_undefined(inputs, grad, stable, nuclear),
-        }
+    def _complete(self) -> None:
+        """Gradients that no hook brought (sharded parameters), and the sums over all processes."""
+        gathered, group = self._gathered, self.group
+        for layer in self.layers:
+            if layer.parameter not in gathered.grads and layer.weight.grad is not None:
+                gathered.grads[layer.parameter] = layer.weight.grad.detach()
+        if group is None:
+            return
+        grads: dict[str, Tensor] = {}
+        for layer in self.layers:
+            weight = layer.weight.detach()
+            if layer.parameter not in grads:
+                whole = reduce_gradient(gathered.grads.get(layer.parameter), weight, group)
+                if whole is not None:
+                    grads[layer.parameter] = whole
+            if layer.kind == "embedding" and isinstance(layer.module, nn.Embedding):
+                found = gathered.counts.get(layer.name)
+                gathered.counts[layer.name] = reduce_counts(found, layer.module.num_embeddings, group, weight.device)
+                continue
+            for stream in sorted({block.stream for block in layer.blocks}):
+                shape = layer.matrix(weight.to("meta"), layer.blocks[0]).shape
+                features = shape[-1] if layer.blocks[0].columns is None else weight.shape[0 if layer.transposed else 1]
+                seen = gathered.inputs.get((layer.name, stream))
+                gathered.inputs[layer.name, stream] = reduce_inputs(seen, features, group, weight.device)
+        gathered.grads = grads
+
+    def _keep(self, measured: list[dict[str, Any]]) -> None:
+        self.records += measured
+        if self._step in self.spectra_at:
+            self.spectra += spectra_of(self.layers, self._gathered, self._step)
+        for key, statistics in self._gathered.inputs.items():
+            direction = statistics.top_direction()
+            if direction is not None:
+                self._starts[key] = direction
+        if self.on_record is not None:
+            self.on_record(self._step, numbers_of(measured))
+
+
+def numbers_of(measured: list[dict[str, Any]]) -> dict[str, Any]:
+    """The finite numbers of records under the names ``layer/quantity``."""
+    about = ("step", "rows", "cols")
+    return {
+        f"{row['layer']}/{key}": value
+        for row in measured
+        for key, value in row.items()
+        if key not in about and isinstance(value, int | float) and math.isfinite(value)
+    }
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The user's model inside DistributedDataParallel and ``torch.compile``, under whose names layers are reported."""
+    while True:
+        inner: Any = getattr(model, "_orig_mod", None)
+        if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
 
 
 class _Hook:
@@ -199,18 +351,3 @@ def _idle_hook() -> Callable[..., None]:
 
 def _do_nothing(*arguments: Any) -> None:
     return None
-
-
-def _is_same(inputs: Tensor, last: weakref.ReferenceType[Tensor], version: int) -> bool:
-    """Whether a tensor is the one seen last, and not changed in place since."""
-    return last() is inputs and inputs._version == version
-
-
-def _why_undefined(inputs: object | None, grad: Tensor | None, stable: float, nuclear: float) -> str:
-    if inputs is None:
-        return "its forward hook never fired in this step (the weight was used functionally, or not at all)"
-    if grad is None:
-        return "no gradient reached it in this step"
-    if not math.isfinite(stable):
-        return "its inputs are zero or not finite"
-    return "" if math.isfinite(nuclear) else "its gradient is zero or not finite"

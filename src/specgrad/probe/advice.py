@@ -1,0 +1,89 @@
+"""What a report means for its reader, and what to do next; every line carries threshold and formula."""
+
+import math
+from dataclasses import dataclass
+
+from specgrad.probe.condition import FAILS_BELOW
+from specgrad.probe.inputs import OUTLIER_SHARE
+from specgrad.probe.summary import LayerSummary
+
+
+@dataclass(frozen=True)
+class CriticalBatch:
+    """Batch sizes, in items (tokens), beyond which one step of each method gains nothing: orders of magnitude.
+
+    Attributes:
+        sgd: ``d^(1/2)``.
+        muon: ``d^(alpha + 1/2)``.
+    """
+
+    sgd: float
+    muon: float
+
+
+def critical_batch(alpha: float, width: int) -> CriticalBatch | None:
+    """Where larger batches stop helping in a linear associative memory with item frequencies ``p_i ~ i^-alpha``.
+
+    An extrapolation: the theory is of one layer, one step and orthogonal-like random embeddings, up to logarithms and
+    constants. It says that the spectral method can use far larger batches, not which batch to take.
+
+    Args:
+        alpha: exponent of the token frequencies, such as ``frequency_exponent`` of an embedding's record.
+        width: embedding dimension d.
+
+    Returns:
+        The two batch sizes; None unless ``alpha`` > 1, where the theory begins.
+
+    Example:
+        >>> critical_batch(1.5, 64)
+        CriticalBatch(sgd=8.0, muon=4096.0)
+
+    Source: the one-step capacity theorems of the associative-memory paper listed in CITATION.cff.
+    """
+    if not (math.isfinite(alpha) and alpha > 1):
+        return None
+    return CriticalBatch(width**0.5, width ** (alpha + 0.5))
+
+
+def next_steps(layers: list[LayerSummary], overflows: int) -> list[str]:
+    """What the measurements suggest doing, most important first."""
+    lines = []
+    failing = [layer.layer for layer in layers if layer.verdict == "fails" and layer.kind not in ("embedding", "gain")]
+    if failing:
+        lines.append(f"Keep {_some(failing)} with AdamW (nr(G)/st(A) < {FAILS_BELOW:g}); `report.param_groups()` does so.")
+    measured = [layer for layer in layers if math.isfinite(layer.advantage)]
+    if not measured:
+        lines.append(
+            "The condition is a regime check and ranks nothing: before choosing layers, measure the one-step advantage with "
+            "`probe.measure_advantage(inputs, targets)`."
+        )
+    elif not any(math.isfinite(layer.gain) for layer in layers):
+        lines.append("Audit the predicted advantages on a few layers with `probe.measure_gain(inputs, targets)`.")
+    weak = [layer.layer for layer in measured if layer.advantage < 1 and layer.kind not in ("embedding", "gain")]
+    if weak:
+        lines.append(f"A spectral step is predicted to gain less than a Euclidean one (advantage < 1) on {_some(weak)}.")
+    outlying = [layer.layer for layer in layers if layer.outlier_share > OUTLIER_SHARE]
+    if outlying:
+        lines.append(
+            f"One token carries more than {OUTLIER_SHARE:.0%} of the squared input norm of {_some(outlying)}: their low "
+            "stable rank is that token's, not a common mean's."
+        )
+    unmeasured = [layer.layer for layer in layers if layer.verdict == "undefined"]
+    if unmeasured:
+        lines.append(f"No verdict on {_some(unmeasured)}; the reasons are listed.")
+    if overflows:
+        lines.append(f"{overflows} measured steps were left out because their gradients were not finite.")
+    for layer in layers:
+        batch = critical_batch(layer.frequency_exponent, layer.cols) if layer.kind == "embedding" else None
+        if batch is not None:
+            lines.append(
+                f"Theory's extrapolation (linear associative memory, one step, up to constants) from the token exponent "
+                f"{layer.frequency_exponent:.2f} and width {layer.cols} of {layer.layer}: SGD saturates at batches of about "
+                f"d^(1/2) = {batch.sgd:,.0f} tokens, Muon at d^(alpha + 1/2) = {batch.muon:.1e}."
+            )
+    return lines
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:4])
+    return f"{shown} and {len(names) - 4} more" if len(names) > 4 else shown

@@ -1,0 +1,122 @@
+"""The two directions that are compared on each block, and whether a block was measured."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specgrad.linalg import polar_factor
+from specgrad.probe.layers import Block, Layer
+from specgrad.probe.objective import Objective
+
+
+@dataclass
+class Target:
+    """A parameter that is moved: all its layers (two if it is tied), its gradient and its polar factors.
+
+    Attributes:
+        name: under which it is reported.
+        layers: the layers that use it.
+        euclidean: gradient of the mean loss, laid out like the parameter.
+        spectral: in each block the polar factor of the gradient (for a gain its sign), laid out likewise.
+        units: number of loss units behind the gradient.
+    """
+
+    name: str
+    layers: list[Layer]
+    euclidean: Tensor
+    spectral: Tensor
+    units: float
+
+    @property
+    def layer(self) -> Layer:
+        """The layer that says how the parameter is stored."""
+        return self.layers[0]
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """Its matrices."""
+        return self.layer.blocks
+
+    def block_name(self, block: Block) -> str:
+        """Name of a block in reports."""
+        return f"{self.name}[{block.label}]" if block.label else self.name
+
+    def slopes(self, block: Block) -> tuple[float, float]:
+        """``<G, D>`` of the block's two directions: squared Frobenius norm and nuclear norm of its gradient."""
+        g = self.layer.matrix(self.euclidean, block).double()
+        return float(g.square().sum()), float((g * self.layer.matrix(self.spectral, block).double()).sum())
+
+
+def find_targets(layers: list[Layer], objective: Objective, pattern: str | None, gains: bool) -> list[Target]:
+    """The parameters to measure, with both directions.
+
+    Raises:
+        ValueError: if the pattern leaves none.
+    """
+    by_parameter: dict[int, list[Layer]] = {}
+    for layer in layers:
+        if (gains or layer.kind != "gain") and (pattern is None or re.search(pattern, layer.name)):
+            by_parameter.setdefault(id(layer.weight), []).append(layer)
+    if not by_parameter:
+        raise ValueError(f"`pattern` must match at least one layer; got {pattern!r}, layers {[x.name for x in layers][:8]}.")
+    chosen = list(by_parameter.values())
+    sums, units = objective.gradients([group[0].weight for group in chosen])
+    found = []
+    for group, total in zip(chosen, sums, strict=True):
+        weight = group[0].weight.detach()
+        gradient = torch.zeros_like(weight) if total is None else (total.to_dense() if total.is_sparse else total) / units
+        gradient = gradient if gradient.dtype == torch.float64 else gradient.float()
+        found.append(Target("+".join(x.name for x in group), group, gradient, _spectral(group[0], gradient), units))
+    return found
+
+
+def _spectral(layer: Layer, gradient: Tensor) -> Tensor:
+    if layer.kind == "gain":
+        return gradient.sign()
+    out = torch.zeros_like(gradient)
+    for block in layer.blocks:
+        matrix = layer.matrix(gradient, block)
+        # A contiguous block of a tensor and of its copy have the same layout, so that this writes into `out`.
+        _write(layer, out, block, polar_factor(matrix, mode="strict"))
+    return out
+
+
+def _write(layer: Layer, tensor: Tensor, block: Block, matrix: Tensor) -> None:
+    """Puts a block's matrix back into a tensor laid out like the parameter."""
+    place = tensor[block.index] if block.index else tensor
+    place.copy_((matrix.mT if layer.transposed else matrix).reshape(place.shape))
+
+
+def only(layer: Layer, tensor: Tensor, block: Block) -> Tensor:
+    """The tensor with everything outside the block set to zero."""
+    if not block.index:
+        return tensor
+    out = torch.zeros_like(tensor)
+    out[block.index] = tensor[block.index]
+    return out
+
+
+def undefined_reason(slopes: tuple[float, float]) -> str:
+    """Why a block has no directions; empty if it has."""
+    if not (slopes[0] > 0 and torch.tensor(slopes).isfinite().all()):
+        return "its gradient is zero or not finite"
+    return ""
+
+
+def block_records(target: Target, step: int) -> Iterator[tuple[Block, tuple[float, float], dict[str, object]]]:
+    """Each block with its slopes and what every record says about it."""
+    for block in target.blocks:
+        shape = target.layer.matrix(target.euclidean, block).shape
+        slopes = target.slopes(block)
+        yield (
+            block,
+            slopes,
+            {
+                "step": step, "layer": target.block_name(block), "kind": target.layer.kind, "rows": shape[0],
+                "cols": shape[1] if len(shape) > 1 else 1, "parameter": target.layer.parameter,
+                "reason": undefined_reason(slopes),
+            },
+        )  # fmt: skip

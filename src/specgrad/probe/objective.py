@@ -1,0 +1,124 @@
+"""A batch and its loss, evaluated again and again without leaving a trace on the model."""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specgrad.optim.sharding import is_sharded
+from specgrad.probe.likelihoods import Likelihood
+
+Forward = Callable[[nn.Module, Any], Tensor]
+
+
+def default_forward(model: nn.Module, inputs: Any) -> Tensor:
+    """Outputs of a model: a tensor is passed as it is, a tuple as arguments, a mapping by keyword; ``.logits`` is taken."""
+    if isinstance(inputs, Mapping):
+        outputs = model(**inputs)
+    elif isinstance(inputs, tuple | list):
+        outputs = model(*inputs)
+    else:
+        outputs = model(inputs)
+    outputs = getattr(outputs, "logits", outputs)
+    found: Tensor = outputs[0] if isinstance(outputs, tuple) else outputs
+    return found
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The training loss of one batch.
+
+    Attributes:
+        model: the model.
+        inputs: tensors with the sequences (independent samples) along the first axis.
+        targets: likewise.
+        likelihood: the loss.
+        forward: how outputs are computed.
+        chunk: sequences per forward pass.
+    """
+
+    model: nn.Module
+    inputs: Any
+    targets: Tensor
+    likelihood: Likelihood
+    forward: Forward = default_forward
+    chunk: int = 16
+
+    @property
+    def sequences(self) -> int:
+        """Number of independent samples."""
+        return len(self.targets)
+
+    def parts(self, size: int | None = None) -> Iterator[slice]:
+        """Consecutive ranges of sequences."""
+        size = size or self.chunk
+        for begin in range(0, self.sequences, size):
+            yield slice(begin, min(begin + size, self.sequences))
+
+    def outputs(self, part: slice) -> Tensor:
+        """Outputs of a range of sequences."""
+        return self.forward(self.model, _take(self.inputs, part, self.sequences))
+
+    @torch.no_grad()
+    def value(self) -> float:
+        """The loss."""
+        total, units = 0.0, 0.0
+        for part in self.parts():
+            outputs = self.outputs(part)
+            total += float(self.likelihood.loss(outputs.double(), self.targets[part]))
+            units += self.likelihood.units(outputs, self.targets[part])
+        return total / units
+
+    def gradients(self, weights: list[Tensor]) -> tuple[list[Tensor | None], float]:
+        """Gradients of the summed loss, and the number of units."""
+        sums: list[Tensor | None] = [None] * len(weights)
+        units = 0.0
+        for part in self.parts():
+            outputs = self.outputs(part)
+            units += self.likelihood.units(outputs.detach(), self.targets[part])
+            summed = self.likelihood.loss(outputs, self.targets[part])
+            found = torch.autograd.grad(summed, weights, allow_unused=True)
+            sums = [s if g is None else g if s is None else s + g for s, g in zip(sums, found, strict=True)]
+        return sums, units
+
+
+def _take(inputs: Any, part: slice, sequences: int) -> Any:
+    if isinstance(inputs, Tensor):
+        return inputs[part] if inputs.ndim and len(inputs) == sequences else inputs
+    if isinstance(inputs, Mapping):
+        return {key: _take(value, part, sequences) for key, value in inputs.items()}
+    if isinstance(inputs, tuple | list):
+        return tuple(_take(value, part, sequences) for value in inputs)
+    return inputs
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Evaluates a model in eval mode, eagerly, with gradients; restores modes, buffers and random numbers.
+
+    Raises:
+        ValueError: for sharded parameters, whose matrices no rank holds.
+    """
+    for name, parameter in model.named_parameters():
+        if is_sharded(parameter):
+            raise ValueError(f"`model` must hold whole matrices here; got the sharded parameter {name}. Measure on a copy.")
+    modes = {module: module.training for module in model.modules()}
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
+    stance = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else None
+    try:
+        with torch.random.fork_rng(devices=devices), torch.enable_grad():
+            model.eval()
+            yield
+    finally:
+        if stance is not None:
+            stance.__exit__(None, None, None)
+        for module, mode in modes.items():
+            module.training = mode
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
