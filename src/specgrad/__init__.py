@@ -1,8 +1,8 @@
 """specgrad: spectral optimizers such as Muon, and the theory that says when, where and why they win.
 
 ``linalg`` (matrix kernels), ``optim`` (optimizers and routing) and ``probe`` (which layers want a spectral update) are
-imported with the package; the labs (``gpt``, ``memory``, ``aim``), and ``data``, ``runs``, ``stats``, ``figures``, ``plots``,
-``pages``, ``report`` on first use.
+imported with the package; the labs (``gpt``, ``memory``, ``aim``) and ``data``, ``runs``, ``stats``, ``figures``,
+``plots``, ``pages``, ``report`` on first use.
 """
 
 import importlib
