@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import torch
 from matplotlib.axes import Axes
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import NullFormatter, NullLocator
 
 from specgrad import memory
 from specgrad.figures._figure import Check, Watch
@@ -157,6 +157,13 @@ def plot_theory(axes: Axes, table: pl.DataFrame, x: str, y: str, slope: float, u
     middle, through = (math.exp(float(np.mean(np.log(np.maximum(values, 0.5))))) for values in (xs, ys))
     ends = np.array([min(xs), max(xs)], dtype=float)
     axes.loglog(ends, through * (ends / middle) ** slope, **({"color": COLOURS[update], "linewidth": 1.0} | style))
+
+
+def plain_minor_ticks(*grid: Axes) -> None:
+    """Leaves the minor ticks of logarithmic axes without labels."""
+    for axes in grid:
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def measured_ticks(axes: Axes, values: Sequence[float]) -> None:
