@@ -114,20 +114,20 @@ def check(table: pl.DataFrame) -> list[Check]:
     dims = sorted(runs["dim"].unique())
     checks = []
     for update in ("muon", "newton"):
-        ratios = [counts["measured", update, dim] / counts["fitted", update, dim] for dim in dims if dim >= 128]
+        ratios = [counts["measured", update, dim] / max(counts["fitted", update, dim], 0.5) for dim in dims if dim >= 128]
         worst = max(ratios, key=lambda ratio: abs(np.log(ratio)))
         name = f"count under measured over fitted frequencies, {LABELS[update]}, d >= 128, farthest from 1"
         checks.append(
             bound_check(name, worst, least=0.75, most=1.33, origin="a quarter: the prefactor depends on alpha by as much")
         )
     largest = dims[-1]
-    lead = {dim: counts["measured", "muon", dim] / counts["measured", "gd", dim] for dim in dims}
+    lead = {dim: counts["measured", "muon", dim] / max(counts["measured", "gd", dim], 0.5) for dim in dims}
     name = f"lead of Muon over gradient descent, measured frequencies, d = {largest}"
     checks.append(bound_check(name, lead[largest], least=3, origin="grows as d"))
     growth = min(lead[b] / lead[a] for a, b in itertools.pairwise(dims))
     checks.append(bound_check("least growth of that lead from one d to the next", growth, least=1, origin="grows as d"))
     # Gradient descent stores what is at most sqrt(d) times rarer than the most frequent word, and the measured head is flat.
-    excess = counts["measured", "gd", largest] / counts["fitted", "gd", largest]
+    excess = counts["measured", "gd", largest] / max(counts["fitted", "gd", largest], 0.5)
     name = f"gradient descent's count under measured over fitted frequencies, d = {largest}"
     checks.append(bound_check(name, excess, least=1.5, origin="the most frequent words are flatter than the fit"))
     return checks

@@ -55,7 +55,7 @@ class Task:
     Example:
         >>> task = Task(num_items=1000, dim=32, alpha=1.5, seed=0)
         >>> [round(p, 4) for p in task.frequencies[:3].tolist()]
-        [0.3925, 0.1388, 0.0755]
+        [0.3923, 0.1387, 0.0755]
 
     Source: Kim, Nichani, Wu, Bietti and Lee (arXiv 2603.26554), section 3.
     """
