@@ -92,7 +92,8 @@ def fit_power(table: pl.DataFrame, x: str, y: str) -> Fit:
         raise ValueError(f"`x` of a fit must take at least two values; got {rows[x].to_list()}.")
     xs = np.log(rows[x].to_numpy().astype(float))
     # Counts can be zero.
-    heights = np.maximum(rows["mean"].to_numpy().astype(float), 0.5)
+    heights = rows["mean"].to_numpy().astype(float)
+    heights = np.where(heights > 0, heights, 0.5)
     number = rows["len"].to_numpy().astype(float)
     variances = rows["variance"].fill_null(0.0).to_numpy().astype(float) / heights**2
     spare = float((number - 1).sum())
@@ -156,7 +157,9 @@ def plot_means(axes: Axes, table: pl.DataFrame, x: str, y: str, update: str, **s
 def plot_theory(axes: Axes, table: pl.DataFrame, x: str, y: str, slope: float | int, update: str, **style: Any) -> None:
     """The theory's exponent as a line through the geometric mean of the points; constants are not predicted."""
     xs, ys, _ = means(table, x, y)
-    middle, through = (math.exp(float(np.mean(np.log(np.maximum(values, 0.5))))) for values in (xs, ys))
+    middle, through = (
+        math.exp(float(np.mean(np.log([value if value > 0 else 0.5 for value in values])))) for values in (xs, ys)
+    )
     ends = np.array([min(xs), max(xs)], dtype=float)
     axes.loglog(ends, through * (ends / middle) ** slope, **({"color": COLOURS[update], "linewidth": 1.0} | style))
 

@@ -3,6 +3,7 @@
 Exact, hybrid and mean-field population Muon from the same embeddings: errors against their estimates, and capacities.
 """
 
+import math
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -112,7 +113,7 @@ def check(table: pl.DataFrame) -> list[Check]:
             most=2.0,
             origin="none",
         )
-        for name, ratio in (("smallest", min(ratios, default=1.0)), ("largest", max(ratios, default=1.0)))
+        for name, ratio in (("smallest", min(ratios, default=math.nan)), ("largest", max(ratios, default=math.nan)))
     ]
     checks += [
         bound_check("items by which a hybrid count exceeds 2 % or 3 items", float(max(excess, 0)), most=0, origin="none"),
