@@ -43,7 +43,7 @@ def one_step(
         batch_size: draws q as `Task.sample` does.
         lr: learning rate.
         step: which batch of `Task.sample`.
-        options: settings of the update, see `specgrad.memory.direction`: ``method``, ``lam``, ``newton``, ...
+        options: settings of the update, see `specgrad.memory.direction`: ``method``, ``mode``, ``lam``, ...
 
     Returns:
         Float64, shape (d, d).

@@ -95,6 +95,11 @@ class Task:
             raise ValueError(
                 "`split` of `memory.Task` needs an initialised torch.distributed; call init_process_group first."
             )
+        if self.num_items < self.rank_and_world[1]:
+            raise ValueError(
+                f"`num_items` of a split `memory.Task` must be at least the number of processes, {self.rank_and_world[1]}; "
+                f"got {self.num_items}."
+            )
         if self.given[0] is None:
             self._check_memory()
 
