@@ -81,7 +81,7 @@ def test_five_quintic_steps_are_not_the_polar_factor_and_ten_are_nearly():
     task = memory.Task(20_000, 256, 2.0, seed=1, dtype=torch.float32)
     G = memory.gradient(task)
     exact = masks(task, "muon").sum().item()
-    five, ten = (masks(task, "muon", method="quintic", steps=steps).sum().item() for steps in (5, 10))
+    five, ten = (masks(task, "muon", method="quintic", quintic_steps=steps).sum().item() for steps in (5, 10))
     assert 0.1 * exact < five < 0.35 * exact
     assert ten > 0.95 * exact
     assert memory.polar_shortfall(G, memory.quintic_polar(G)) > 0.5
@@ -118,14 +118,14 @@ def test_bad_updates_are_refused(unchecked_types):
     with pytest.raises(ValueError, match=r"takes `frequencies` or `batch_size`; got both"):
         memory.one_step(TASK, "gd", TASK.frequencies, 10)
     with pytest.raises(ValueError, match=r"needs M_v of full rank 32; this batch has \d+ distinct items and rank"):
-        memory.one_step(TASK, "newton", batch_size=20, newton="solve")
-    with pytest.raises(ValueError, match=r"`newton` must be one of auto, solve, pinv, damped; got 'cg'"):
-        memory.one_step(TASK, "newton", newton="cg")
+        memory.one_step(TASK, "newton", batch_size=20, mode="solve")
+    with pytest.raises(ValueError, match=r"`mode` of Newton must be one of auto, solve, pinv, damped; got 'cg'"):
+        memory.one_step(TASK, "newton", mode="cg")
     measured = memory.Task.from_counts(range(1, 50), dim=4)
     with pytest.raises(ValueError, match=r"no default for measured frequencies"):
         memory.one_step(measured, "h_lambda")
 
 
 def test_newton_handles_small_batches():
-    for options in ({"newton": "pinv"}, {"newton": "damped"}, {}):
+    for options in ({"mode": "pinv"}, {"mode": "damped"}, {}):
         assert masks(TASK, "newton", batch_size=20, **options).sum() > 0

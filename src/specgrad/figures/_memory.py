@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import torch
 from matplotlib.axes import Axes
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import NullFormatter, NullLocator
 
 from specgrad import memory
 from specgrad.figures._figure import Check, Watch
@@ -34,7 +34,7 @@ FIT_FROM = 128
 FINITE_SIZE = 0.06
 
 
-def check_common(num_items: int, dim: int, alpha: float, dtype: str) -> None:
+def check_common(num_items: int, dim: int, alpha: float | int, dtype: str) -> None:
     """Refuses settings that every figure has, by the task's own checks.
 
     Raises:
@@ -50,7 +50,7 @@ def metrics(task: memory.Task, weight: torch.Tensor) -> dict[str, float | int]:
     return memory.capacity(task, weight, shares=(0.8, 0.9))
 
 
-def pause(watch: Watch, done: int, value: float) -> None:
+def pause(watch: Watch, done: int, value: float | int) -> None:
     """Reports a finished part, and stops the measurement if asked to.
 
     Raises:
@@ -92,7 +92,8 @@ def fit_power(table: pl.DataFrame, x: str, y: str) -> Fit:
         raise ValueError(f"`x` of a fit must take at least two values; got {rows[x].to_list()}.")
     xs = np.log(rows[x].to_numpy().astype(float))
     # Counts can be zero.
-    heights = np.maximum(rows["mean"].to_numpy().astype(float), 0.5)
+    heights = rows["mean"].to_numpy().astype(float)
+    heights = np.where(heights > 0, heights, 0.5)
     number = rows["len"].to_numpy().astype(float)
     variances = rows["variance"].fill_null(0.0).to_numpy().astype(float) / heights**2
     spare = float((number - 1).sum())
@@ -104,7 +105,7 @@ def fit_power(table: pl.DataFrame, x: str, y: str) -> Fit:
     return Fit(slope, float(np.log(heights).mean() - slope * xs.mean()), error, tuple(local.tolist()))
 
 
-def exponent_check(name: str, fit: Fit, expected: float, slack: float = FINITE_SIZE) -> Check:
+def exponent_check(name: str, fit: Fit, expected: float | int, slack: float | int = FINITE_SIZE) -> Check:
     """Whether a fitted exponent is the theory's, within a finite-size slack and two standard errors over seeds."""
     error = 0.0 if math.isnan(fit.error) else fit.error
     local = ", ".join(f"{slope:.2f}" for slope in fit.local)
@@ -117,7 +118,9 @@ def exponent_check(name: str, fit: Fit, expected: float, slack: float = FINITE_S
     )
 
 
-def bound_check(name: str, got: float, *, least: float = -math.inf, most: float = math.inf, origin: str) -> Check:
+def bound_check(
+    name: str, got: float | int, *, least: float | int = -math.inf, most: float | int = math.inf, origin: str
+) -> Check:
     """Whether a number lies between two bounds, with where the bounds come from."""
     if math.isinf(least):
         expected = f"<= {most:g}"
@@ -135,7 +138,7 @@ def means(table: pl.DataFrame, x: str, y: str) -> tuple[list[float], list[float]
         .agg(pl.col(y).mean().alias("mean"), (pl.col(y).std() / pl.len().sqrt()).fill_null(0.0).alias("error"))
         .sort(x)
     )
-    return rows[x].to_list(), rows["mean"].to_list(), rows["error"].to_list()
+    return rows[x].cast(pl.Float64).to_list(), rows["mean"].to_list(), rows["error"].to_list()
 
 
 def plot_means(axes: Axes, table: pl.DataFrame, x: str, y: str, update: str, **style: Any) -> None:
@@ -151,15 +154,24 @@ def plot_means(axes: Axes, table: pl.DataFrame, x: str, y: str, update: str, **s
     axes.errorbar(xs, ys, yerr=errors, **(look | {"elinewidth": 0.8, "label": LABELS[update]} | style))
 
 
-def plot_theory(axes: Axes, table: pl.DataFrame, x: str, y: str, slope: float, update: str, **style: Any) -> None:
+def plot_theory(axes: Axes, table: pl.DataFrame, x: str, y: str, slope: float | int, update: str, **style: Any) -> None:
     """The theory's exponent as a line through the geometric mean of the points; constants are not predicted."""
     xs, ys, _ = means(table, x, y)
-    middle, through = (math.exp(float(np.mean(np.log(np.maximum(values, 0.5))))) for values in (xs, ys))
+    middle, through = (
+        math.exp(float(np.mean(np.log([value if value > 0 else 0.5 for value in values])))) for values in (xs, ys)
+    )
     ends = np.array([min(xs), max(xs)], dtype=float)
     axes.loglog(ends, through * (ends / middle) ** slope, **({"color": COLOURS[update], "linewidth": 1.0} | style))
 
 
-def measured_ticks(axes: Axes, values: Sequence[float]) -> None:
+def plain_minor_ticks(*grid: Axes) -> None:
+    """Leaves the minor ticks of logarithmic axes without labels."""
+    for axes in grid:
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def measured_ticks(axes: Axes, values: Sequence[float | int]) -> None:
     """Ticks of the horizontal axis at the values that were measured, and nowhere else."""
     axis = axes.xaxis
     axis.set_ticks(sorted(set(values)), labels=[f"{value:g}" for value in sorted(set(values))])

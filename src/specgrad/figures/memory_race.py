@@ -14,7 +14,17 @@ from matplotlib.figure import Figure
 
 from specgrad import memory
 from specgrad.figures._figure import Check, Watch
-from specgrad.figures._memory import DTYPES, LABELS, SHARED_CODE, bound_check, check_common, fit_power, means, pause
+from specgrad.figures._memory import (
+    DTYPES,
+    LABELS,
+    SHARED_CODE,
+    bound_check,
+    check_common,
+    fit_power,
+    means,
+    pause,
+    plain_minor_ticks,
+)
 from specgrad.memory.schedules import Schedule
 from specgrad.plots import COLOURS, MARKERS
 
@@ -148,7 +158,7 @@ def draw(table: pl.DataFrame) -> Figure:
         look = {"color": COLOURS[str(update)], "marker": MARKERS[str(update)], "markersize": 4, "linewidth": 1, "capsize": 2}
         left.errorbar(steps, counts, yerr=errors, **(look | {"label": label} | hollow))
     (dim,) = population["dim"].unique().to_list()
-    left.set(yscale="log", xlabel="step", ylabel="recovered items", title=f"Population, d = {dim}")
+    left.set(yscale="log", ylim=(1, None), xlabel="step", ylabel="recovered items", title=f"Population, d = {dim}")
     left.legend(fontsize=8, loc="lower right")
     minibatch = table.filter(pl.col("batch_size") > 0)
     sizes = sorted(minibatch["batch_size"].unique())
@@ -163,4 +173,5 @@ def draw(table: pl.DataFrame) -> Figure:
     (dim,) = minibatch["dim"].unique().to_list()
     right.set(xlabel="samples B T", ylabel="recovered items (top90)", title=f"Minibatch Muon, d = {dim}")
     right.legend(fontsize=8)
+    plain_minor_ticks(left, right)
     return figure

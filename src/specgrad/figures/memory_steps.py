@@ -25,6 +25,7 @@ from specgrad.figures._memory import (
     means,
     measured_ticks,
     pause,
+    plain_minor_ticks,
 )
 from specgrad.memory.mean_field import Method
 from specgrad.memory.schedules import Schedule
@@ -151,6 +152,9 @@ def draw(table: pl.DataFrame) -> Figure:
         bottom.set_xticks(steps)
     grid[0][0].set_ylabel("recovered items")
     grid[1][0].set_ylabel("exponent of d")
-    grid[0][0].legend(fontsize=8, title="lines: predicted slopes", title_fontsize=8)
-    grid[1][0].legend(fontsize=8, loc="lower right")
+    plain_minor_ticks(*grid[0])
+    grid[0][-1].legend(
+        fontsize=8, title="lines:\npredicted slopes", title_fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5)
+    )
+    grid[1][-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure

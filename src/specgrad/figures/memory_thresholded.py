@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import matplotlib.pyplot as plt
-import numpy as np
 import polars as pl
 from matplotlib.figure import Figure
 
@@ -105,7 +104,7 @@ def check(table: pl.DataFrame) -> list[Check]:
 
 
 def draw(table: pl.DataFrame) -> Figure:
-    """One panel per dimension: filled markers are top90, the solid line of the theory's exponents goes through step 1."""
+    """One panel per dimension."""
     dims = sorted(table["dim"].unique())
     figure, grid = plt.subplots(1, len(dims), figsize=(1.0 + 2.9 * len(dims), 3.4), sharey=True, squeeze=False)
     looks = {
@@ -114,18 +113,12 @@ def draw(table: pl.DataFrame) -> Figure:
         "early": ("#D55E00", "s", "thresholded, items leave early"),
         "recovered": ("#CC79A7", "D", "thresholded, recovered items leave"),
     }
-    (alpha,) = table["alpha"].unique().to_list()
     for axes, dim in zip(grid[0], dims, strict=True):
         rows = table.filter(pl.col("dim") == dim)
         for rule, (colour, marker, label) in looks.items():
             steps, tops, errors = means(rows.filter(pl.col("rule") == rule), "step", "top90")
             look = {"color": colour, "marker": marker, "markersize": 4, "linewidth": 0.8, "capsize": 2, "linestyle": "--"}
             axes.errorbar(steps, tops, yerr=errors, **(look | {"label": label}))
-        first = means(rows.filter(pl.col("rule") == "exact", pl.col("step") == 1), "step", "top90")[1][0]
-        exponents = np.array([memory.theory.capacity_exponent("muon", alpha, int(step)) for step in steps])
-        axes.plot(
-            steps, first * dim ** (exponents - exponents[0]), color="#888888", linewidth=1, label="predicted, from step 1"
-        )
         axes.set(yscale="log", xlabel="step", title=f"d = {dim}")
         axes.set_xticks(steps)
     grid[0][0].set_ylabel("recovered items (top90)")

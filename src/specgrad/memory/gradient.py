@@ -211,7 +211,7 @@ def gathered_rows(task: Task, items: Int[Tensor, " k"]) -> tuple[Float[Tensor, "
 
 
 def checked_frequencies(task: Task, frequencies: Array | None) -> Float[Tensor, " N"]:
-    """Q as float64 on the task's device; the population if None."""
+    """Frequencies q as float64 on the task's device; the population if None."""
     if frequencies is None:
         return task.frequencies
     q = torch.as_tensor(frequencies).to(task.frequencies)
@@ -269,7 +269,7 @@ def _passes(
         left = len(task.rows_of(owner)) if whole else left
         while left > 0:
             mine = next(own) if owner == rank else None
-            count = torch.tensor([len(mine[0]) if mine is not None else 0])
+            count = torch.tensor([len(mine[0]) if mine is not None else 0], device=q.device)
             if world > 1:
                 dist.broadcast(count, owner)
             size = int(count)

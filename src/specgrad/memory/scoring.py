@@ -158,7 +158,7 @@ def _against_other_processes(task: Task, alive: _Alive) -> _Alive:
     rank, world = task.rank_and_world
     survivors = _Alive.none(task)
     for owner in range(world):
-        count = torch.tensor([len(alive.items)])
+        count = torch.tensor([len(alive.items)], device=alive.items.device)
         dist.broadcast(count, owner)
         parts = [part.contiguous() if owner == rank else part.new_empty(int(count), *part.shape[1:]) for part in alive.parts]
         for part in parts:

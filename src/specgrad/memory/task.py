@@ -55,7 +55,7 @@ class Task:
     Example:
         >>> task = Task(num_items=1000, dim=32, alpha=1.5, seed=0)
         >>> [round(p, 4) for p in task.frequencies[:3].tolist()]
-        [0.3925, 0.1388, 0.0755]
+        [0.3923, 0.1387, 0.0755]
 
     Source: Kim, Nichani, Wu, Bietti and Lee (arXiv 2603.26554), section 3.
     """
@@ -94,6 +94,11 @@ class Task:
         if self.split and not (dist.is_available() and dist.is_initialized()):
             raise ValueError(
                 "`split` of `memory.Task` needs an initialised torch.distributed; call init_process_group first."
+            )
+        if self.num_items < self.rank_and_world[1]:
+            raise ValueError(
+                f"`num_items` of a split `memory.Task` must be at least the number of processes, {self.rank_and_world[1]}; "
+                f"got {self.num_items}."
             )
         if self.given[0] is None:
             self._check_memory()

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import torch
 from jaxtyping import Float
@@ -46,10 +46,9 @@ def direction(
     weight: Float[Tensor, "d d"] | None = None,
     *,
     method: Method | Literal["quintic"] = "svd",
-    mode: Mode = "fast",
-    steps: int = 5,
+    mode: Mode | NewtonMode | None = None,
+    quintic_steps: int = 5,
     lam: float | int | None = None,
-    newton: NewtonMode = "auto",
     damping: float | int | None = None,
     cg_steps: int = 30,
     cg_tolerance: float | int = 1e-2,
@@ -65,12 +64,12 @@ def direction(
         weight: where G was taken; None is W = 0.
         method: how Muon's polar factor is computed: a method of `specgrad.linalg.polar_factor`, or ``quintic`` for the
             Newton-Schulz iteration in common use. ``svd`` is exact and drops null directions.
-        mode: accuracy of `specgrad.linalg.polar_factor`, for methods that have several.
-        steps: steps of ``quintic``.
+        mode: for Muon the accuracy of `specgrad.linalg.polar_factor`, where a method has several (None: fast). For Newton at
+            W = 0 how ``M_v`` is inverted: ``solve`` needs it to be regular, ``pinv`` cuts eigenvalues below 1e-12 of the
+            largest, ``damped`` adds ``damping``; ``auto`` (None) is solve where M_v is regular and pinv elsewhere. At other
+            W the Hessian is inverted by conjugate gradients, which need no such choice.
+        quintic_steps: steps of ``quintic``.
         lam: resolution of ``h_lambda``; None takes `specgrad.memory.theory.resolution` of the task.
-        newton: at W = 0, how ``M_v`` is inverted: ``solve`` needs it to be regular, ``pinv`` cuts eigenvalues below 1e-12 of
-            the largest, ``damped`` adds ``damping``; ``auto`` is solve where M_v is regular and pinv elsewhere. Elsewhere
-            the Hessian is inverted by conjugate gradients, which need no such choice.
         damping: added to ``M_v`` by ``damped``; None is 0.1 of the theory's resolution.
         cg_steps: most products with the Hessian that Newton takes at W != 0.
         cg_tolerance: relative residual at which conjugate gradients stop.
@@ -87,18 +86,21 @@ def direction(
     if update == "gd":
         return gradient
     if update == "muon":
-        return quintic_polar(gradient, steps) if method == "quintic" else polar_factor(gradient, method, mode)
+        if method == "quintic":
+            return quintic_polar(gradient, quintic_steps)
+        return polar_factor(gradient, method, cast(Mode, "fast" if mode is None else mode))
     if update == "h_lambda":
         return h_lambda(gradient, _resolution(task, frequencies) if lam is None else lam)
     if update == "whitened_muon":
         return _whitened_muon(task, gradient)
-    if newton not in get_args(NewtonMode):
-        raise ValueError(f"`newton` must be one of {', '.join(get_args(NewtonMode))}; got {newton!r}.")
+    mode = "auto" if mode is None else mode
+    if mode not in get_args(NewtonMode):
+        raise ValueError(f"`mode` of Newton must be one of {', '.join(get_args(NewtonMode))}; got {mode!r}.")
     if weight is not None and weight.any():
         return _newton_cg(task, gradient, weight, frequencies, cg_steps, cg_tolerance)
-    if newton == "damped" and damping is None:
+    if mode == "damped" and damping is None:
         damping = 0.1 * _resolution(task, frequencies)
-    return _newton_at_start(task, gradient, frequencies, newton, damping)
+    return _newton_at_start(task, gradient, frequencies, cast(NewtonMode, mode), damping)
 
 
 def _resolution(task: Task, frequencies: Float[Tensor, " N"]) -> float:
@@ -120,7 +122,7 @@ def _newton_at_start(
     if mode == "solve" and not regular:
         seen = int(torch.count_nonzero(q))
         raise ValueError(
-            f"`newton`='solve' needs M_v of full rank {task.dim}; this batch has {seen} distinct items and rank "
+            f"`mode`='solve' of Newton needs M_v of full rank {task.dim}; this batch has {seen} distinct items and rank "
             f"{int((values > _CUT * values[-1]).sum())}. Use a larger batch (about d^alpha), 'pinv' or 'damped'."
         )
     if mode == "solve" or (mode == "auto" and regular):

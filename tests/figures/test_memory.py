@@ -1,0 +1,164 @@
+"""Figures on associative memory at small sizes: they measure, draw, and fail when their claim is false."""
+
+import math
+
+import numpy as np
+import polars as pl
+import pytest
+
+from specgrad.data import Text
+from specgrad.figures import (
+    _memory,
+    memory_anisotropy,
+    memory_batch,
+    memory_capacity,
+    memory_hybrid,
+    memory_polar,
+    memory_race,
+    memory_steps,
+    memory_thresholded,
+    memory_words,
+)
+from specgrad.figures._collect import collect, publish
+from specgrad.figures._figure import Watch
+from specgrad.runs import Store
+
+SMALL = {
+    memory_capacity: [memory_capacity.Config(2000, d, seed=s) for d in (16, 128, 160) for s in range(2)],
+    memory_batch: [memory_batch.Config(2000, d, per_decade=1, largest=10_000) for d in (16, 32)],
+    memory_steps: [memory_steps.Config(1000, d, steps=2, dtype="float64") for d in (128, 160)],
+    memory_race: [
+        memory_race.Config("muon", 0, "line-search", 3, 1000, 32),
+        memory_race.Config("gd", 0, "theory", 3, 1000, 32),
+        memory_race.Config("muon", 64, "sqrt-dim", 3, 1000, 32),
+    ],
+    memory_anisotropy: [memory_anisotropy.Config(2000, 48, kappa=kappa) for kappa in (0.0, 1.0)],
+    memory_polar: [memory_polar.Config(2000, 32, alpha) for alpha in (1.5, 2.0)],
+    memory_thresholded: [memory_thresholded.Config(1000, d, steps=2) for d in (32, 48)],
+    memory_hybrid: [memory_hybrid.Config(items, 24, steps=2) for items in (500, 1000)],
+    memory_words: [memory_words.Config(dim=d) for d in (8, 128)],
+}
+
+
+@pytest.mark.parametrize("figure", SMALL, ids=lambda figure: figure.EXPERIMENT)
+def test_every_figure_measures_checks_and_draws(figure, tmp_path):
+    seen = []
+    watch = Watch(on_step=lambda done, value: seen.append((done, value)), should_stop=lambda: False)
+    table = collect(figure, SMALL[figure], Store(tmp_path / "runs"), lambda config: watch)
+    checks = publish(figure, table, tmp_path, "figure")
+    assert checks
+    assert seen
+    assert all(math.isfinite(value) for _, value in seen)
+    assert (tmp_path / "figure.svg").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("figure", SMALL, ids=lambda figure: figure.EXPERIMENT)
+def test_a_stopped_measurement_leaves_no_run(figure, tmp_path):
+    store = Store(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        collect(figure, SMALL[figure][:1], store, lambda config: Watch(should_stop=lambda: True))
+    assert list(tmp_path.glob("*.parquet")) == []
+
+
+def power_table(slope, noise=0.0):
+    generator = np.random.default_rng(0)
+    rows = [
+        {"dim": d, "seed": s, "count": 0.2 * d**slope * (1 + noise * generator.standard_normal())}
+        for d in (128, 256, 512)
+        for s in range(4)
+    ]
+    return pl.DataFrame(rows)
+
+
+def test_fits_recover_a_power_law_with_an_honest_error():
+    fit = _memory.fit_power(power_table(1.3), "dim", "count")
+    assert fit.slope == pytest.approx(1.3)
+    assert fit.error == pytest.approx(0, abs=1e-9)
+    assert fit.local == pytest.approx((1.3, 1.3))
+    assert math.exp(fit.constant) == pytest.approx(0.2)
+    noisy = _memory.fit_power(power_table(1.3, noise=0.1), "dim", "count")
+    # Two ends of four draws each, 10 % apart by a factor 4 in dim: 0.1 / sqrt(4) * sqrt(2) / log 4.
+    assert noisy.error == pytest.approx(0.1 / 2 * 2**0.5 / math.log(4), rel=0.5)
+    assert abs(noisy.slope - 1.3) < 4 * noisy.error
+    with pytest.raises(ValueError, match="`x` of a fit must take at least two values"):
+        _memory.fit_power(power_table(1.3).filter(pl.col("dim") == 128), "dim", "count")
+
+
+def test_a_wrong_exponent_fails():
+    good = _memory.exponent_check("exponent", _memory.fit_power(power_table(1.3, 0.01), "dim", "count"), 1.333)
+    bad = _memory.exponent_check("exponent", _memory.fit_power(power_table(1.1, 0.01), "dim", "count"), 1.333)
+    assert good.passed
+    assert not bad.passed
+    assert "0.06 (finite size) + 2 standard errors" in bad.tolerance
+
+
+def test_a_gradient_descent_that_stores_as_much_fails_the_capacity_claim():
+    rows = [
+        {"update": update, "alpha": 1.5, "dim": d, "seed": 0, "count": 0.2 * d**1.333, "top90": 0.2 * d**1.333}
+        for update in ("gd", "muon", "newton")
+        for d in (128, 256, 512, 1024)
+    ]
+    failed = [check.name for check in memory_capacity.check(pl.DataFrame(rows)) if not check.passed]
+    assert len(failed) == 2
+    assert "gradient descent" in failed[0]
+    assert "over gradient descent" in failed[1]
+
+
+def test_anisotropy_that_newton_sees_fails():
+    table = collect_in_memory(memory_anisotropy)
+    before = {check.name: check.passed for check in memory_anisotropy.check(table)}
+    assert before["largest change of the count with kappa, Newton"]
+    seen = table.with_columns(
+        count=pl.when((pl.col("update") == "newton") & (pl.col("kappa") == 1)).then(pl.col("count") - 5).otherwise("count")
+    )
+    after = {check.name: check.passed for check in memory_anisotropy.check(seen)}
+    assert {name for name in before if before[name] != after[name]} == {"largest change of the count with kappa, Newton"}
+
+
+def collect_in_memory(figure):
+    tables = []
+    for config in SMALL[figure]:
+        records = figure.measure(config, Watch())
+        tables.append(pl.DataFrame(records).with_columns(kappa=config.kappa, dim=config.dim, seed=config.seed))
+    return pl.concat(tables)
+
+
+def test_the_half_way_batch_is_interpolated():
+    rows = [{"batch_size": b, "top90": t} for b, t in ((10, 2.0), (100, 8.0), (1000, 16.0), (None, 16.0))]
+    assert memory_batch.half_batch(pl.DataFrame(rows)) == pytest.approx(100)
+    rows[1]["top90"] = 4.0
+    assert memory_batch.half_batch(pl.DataFrame(rows)) == pytest.approx(100 * math.sqrt(10))
+
+
+def test_word_figures_take_any_text_and_key_runs_by_its_content(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"to be or not to be that is the question " * 5)
+    config = memory_words.Config(text=path, dim=4)
+    assert memory_words.identity(config)["sha256"] == Text("a.txt", path.read_bytes()).sha256
+    records = memory_words.measure(config, Watch())
+    assert {record["num_items"] for record in records} == {8}
+
+
+def test_the_exponent_of_a_power_law_is_fitted():
+    counts = np.round(1e9 * np.arange(1, 2001) ** -1.3).astype(np.int64)
+    assert memory_words.fitted_exponent(counts) == pytest.approx(1.3, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("figure", "settings", "message"),
+    [
+        (memory_capacity, {"alpha": 1.0}, "`alpha` of `memory.Task` must be > 1"),
+        (memory_capacity, {"dtype": "float16"}, "`dtype` must be one of float32, float64; got 'float16'"),
+        (memory_batch, {"smallest": 100, "largest": 10}, "`smallest` must be >= 1 and below `largest`"),
+        (memory_steps, {"steps": 0}, "`steps` must be >= 1; got 0"),
+        (memory_race, {"update": "adam"}, "`update` must be gd or muon; got 'adam'"),
+        (memory_race, {"batch_size": -1}, "`batch_size` must be >= 0; got -1"),
+        (memory_anisotropy, {"kappa": -1.0}, "`kappa` must be finite and >= 0; got -1.0"),
+        (memory_thresholded, {"constant": 0.5}, "`constant` must be > 0 and below `early`; got 0.5 and 0.19"),
+        (memory_hybrid, {"steps": 1}, "`steps` must be >= 2; got 1"),
+        (memory_words, {"dim": 0}, "`dim` must be >= 1; got 0"),
+    ],
+)
+def test_bad_settings_are_refused(unchecked_types, figure, settings, message):
+    with pytest.raises(ValueError, match=message):
+        figure.Config(**settings)
