@@ -152,7 +152,7 @@ class Potential:
             omega: matrix ``tr(S_k S_l^T)``, if the S are not symmetric.
             mean: scaled traces ``m_k = Tr(S_k)/sqrt(d)`` of an uncentred model; None for a centred one.
         """
-        return self.evaluate(q, omega, mean).value
+        return float(self.evaluate(q, omega, mean).value)
 
     def gamma(self, q: object, route: Route = "hessian") -> Matrix:
         """The matrix gradient of Phi(q): ``dPhi = sum_kl Gamma_kl dq_kl`` with ``q_12`` and ``q_21`` counted separately.

@@ -1,0 +1,15 @@
+"""For softmax attention on two tokens, truncations of the moment hierarchy approach SGD as their order grows, and fail in time.
+
+The exact curve at infinite dimension follows SGD over the whole run.
+"""
+
+from specgrad.figures._aim import PAPER
+from specgrad.figures._aim_truncation import CODE, EXPERIMENT, Config, check, draw, measure
+
+FIGURE = "figure 1: truncation orders against online SGD, softmax, two tokens"
+PRESETS = {
+    "quick": [Config()],
+    "paper": [Config(dim=400, lr=0.01, draws=2, orders=(4, 8, 12, 16))],
+}
+
+__all__ = ["CODE", "EXPERIMENT", "FIGURE", "PAPER", "PRESETS", "Config", "check", "draw", "measure"]
