@@ -63,11 +63,11 @@ class Config:
 
 
 def measure(config: Config, watch: Watch) -> list[dict[str, Any]]:
-    """Order parameters of SGD at 17 times, of the exact solution and of each truncation at 201."""
+    """Order parameters of SGD at 21 times, of the exact solution and of each truncation at 201."""
     times = np.linspace(0.0, config.t_max, 201)
     seeds = range(config.seed, config.seed + config.draws)
     run = _aim.simulated(
-        config.task, watch, lr=config.lr, batch_size=config.batch_size, t_eval=times[::12].tolist(), seeds=seeds
+        config.task, watch, lr=config.lr, batch_size=config.batch_size, t_eval=times[::10].tolist(), seeds=seeds
     )
     records = _aim.rows_of(run, source="sgd", order=0)
     records += _aim.rows_of(aim.solve(config.task, "exact", t_eval=times), source="exact", order=0)
