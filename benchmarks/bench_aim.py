@@ -1,6 +1,6 @@
 """The attention-indexed-models lab: simulation against its products and random numbers, theories against their rivals.
 
-Run ``python benchmarks/bench_aim.py [--threads 1] [--rounds 5]``. CPU time, interleaved rounds, medians of ratios, one process.
+Run ``python benchmarks/bench_aim.py [--threads 1] [--rounds 5]``. CPU time, interleaved rounds, medians of ratios.
 """
 
 import argparse
@@ -78,7 +78,9 @@ def simulation(rounds: int) -> None:
             for _ in range(rounds):
                 mine = cpu_seconds(run(long)) - cpu_seconds(run(short))
                 shares.append(cpu_seconds(limit) / mine)
-            print(f"  {name:<38} {label} ({products}): {statistics.median(shares):.2f} [{min(shares):.2f}, {max(shares):.2f}]")
+            print(
+                f"  {name:<38} {label} ({products}): {statistics.median(shares):.2f} [{min(shares):.2f}, {max(shares):.2f}]"
+            )
 
 
 def hierarchy(rounds: int) -> None:
@@ -115,7 +117,12 @@ def closure(rounds: int) -> None:
 
 def exact(rounds: int) -> None:
     print("exact: seconds to the end of the trajectory (0.2 s wanted for polynomials)")
-    for name, scale, tokens, end in (("h1", 1.0, 1, 3.0), ("h2", 0.5, 1, 2.0), ("h3", 0.5, 1, 2.0), ("softmax", 1.0, 2, 6.0)):
+    for name, scale, tokens, end in (
+        ("h1", 1.0, 1, 3.0),
+        ("h2", 0.5, 1, 2.0),
+        ("h3", 0.5, 1, 2.0),
+        ("softmax", 1.0, 2, 6.0),
+    ):
         task = Task(activation=name, student_scale=scale, teacher_scale=scale, tokens=tokens)
         solve(task, "exact", t_max=end)
         seconds = [cpu_seconds(lambda task=task, end=end: solve(task, "exact", t_max=end)) for _ in range(rounds)]

@@ -45,8 +45,8 @@ def simulated(
         return False
 
     return aim.simulate(
-        task, lr=lr, batch_size=batch_size, t_eval=t_eval, seeds=seeds, guard=guard, guard_level=guard_level, dtype=torch.float32,
-        on_step=watch.on_step, should_stop=stop,
+        task, lr=lr, batch_size=batch_size, t_eval=t_eval, seeds=seeds, guard=guard, guard_level=guard_level,
+        dtype=torch.float32, on_step=watch.on_step, should_stop=stop,
     )  # fmt: skip
 
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from specgrad import aim
 from specgrad.figures import _aim
-from specgrad.figures._aim import PAPER
 from specgrad.figures._figure import Check, Watch
 
+PAPER = _aim.PAPER
 FIGURE = "rate of Theorem 1: finite-dimensional population loss against the Gaussian limit"
 EXPERIMENT = "aim-gap"
 CODE = (*_aim.CODE, "specgrad.figures.aim_gap")
@@ -59,9 +59,10 @@ class Config:
 
     def task(self, dim: int) -> aim.Task:
         """The task of the lab at one dimension."""
-        settings: dict[str, Any] = {
+        kinds: dict[str, dict[str, Any]] = {
             "even": {"activation": "tanh"}, "skewed": {"loss": skewed}, "softmax": {"activation": "softmax", "tokens": 2}
-        }[self.loss]  # fmt: skip
+        }  # fmt: skip
+        settings = kinds[self.loss]
         return aim.Task(dim=dim, student_scale=1.0, teacher_scale=1.0, **settings)
 
 
@@ -106,7 +107,9 @@ def check(table: pl.DataFrame) -> list[Check]:
         worst = int(np.argmax(off / allowed))
         name = f"{loss}: gap minus corrections, worst at d = {d[worst]}"
         tolerance = "4 standard errors and 10 d^-1/2 of the last term"
-        checks.append(Check(name, "0", f"{tolerance}, {allowed[worst]:.2g}", f"{off[worst]:.2g}", bool(off[worst] <= allowed[worst])))
+        checks.append(
+            Check(name, "0", f"{tolerance}, {allowed[worst]:.2g}", f"{off[worst]:.2g}", bool(off[worst] <= allowed[worst]))
+        )
         leading = third if np.abs(third[-1]) > 1e-9 else fourth
         slope = float(np.polyfit(np.log(d), np.log(np.abs(leading)), 1)[0])
         wanted = -0.5 if np.abs(third[-1]) > 1e-9 else -1.0
@@ -124,7 +127,9 @@ def draw(table: pl.DataFrame) -> Figure:
         rows = _by_dim(table, loss)
         colour = colours[loss]
         gap, total = rows["gap"].abs(), (rows["third"] + rows["fourth"]).abs()
-        axes.errorbar(rows["dim"], gap, yerr=rows["error"], fmt=marker, color=colour, markerfacecolor="none", label=LOSSES[loss])
+        axes.errorbar(
+            rows["dim"], gap, yerr=rows["error"], fmt=marker, color=colour, markerfacecolor="none", label=LOSSES[loss]
+        )
         axes.plot(rows["dim"], total, color=colour, linewidth=1.2)
         if float(rows["third"].abs().max()) > 1e-9:  # type: ignore[arg-type]
             axes.plot(rows["dim"], rows["third"].abs(), color=colour, linewidth=1, linestyle=":")

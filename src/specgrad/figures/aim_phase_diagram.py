@@ -11,12 +11,13 @@ import numpy as np
 import polars as pl
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from specgrad import aim
 from specgrad.figures import _aim
-from specgrad.figures._aim import PAPER
 from specgrad.figures._figure import Check, Watch
 
+PAPER = _aim.PAPER
 FIGURE = "phase diagram of weak recovery over the ranks, from the exact solution (not in the paper)"
 EXPERIMENT = "aim-phase-diagram"
 CODE = (*_aim.CODE, "specgrad.figures.aim_phase_diagram")
@@ -128,9 +129,9 @@ def draw(table: pl.DataFrame) -> Figure:
         axes.plot([0.1, 2], [0.1, 2], color="white", linewidth=0.8, linestyle="--")
         axes.set(xscale="log", yscale="log", xlabel="student rank / d", title=activation)
         for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(plt.FixedLocator([0.1, 0.2, 0.5, 1, 2]))
-            axis.set_major_formatter(plt.FixedFormatter(["0.1", "0.2", "0.5", "1", "2"]))
-            axis.set_minor_locator(plt.NullLocator())
+            axis.set_major_locator(FixedLocator([0.1, 0.2, 0.5, 1, 2]))
+            axis.set_major_formatter(FixedFormatter(["0.1", "0.2", "0.5", "1", "2"]))
+            axis.set_minor_locator(NullLocator())
         axes.grid(visible=False)
     panels[0, 0].set_ylabel("teacher rank / d")
     bar = figure.colorbar(image, ax=panels[0].tolist())

@@ -1,4 +1,4 @@
-"""Trained through its tied factor, an attention matrix learns the teacher at once; trained directly, only with activation h1.
+"""Trained through its tied factor, an attention matrix learns the teacher at once; trained directly, only with h1.
 
 Started without information, direct attention stays uninformed with h2 and h3 on the scale where tied attention recovers. At
 finite dimension tied SGD with h2 and h3 recovers earlier than the limit: fourth cumulants of the scores enter these losses
@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 
 from specgrad import aim
 from specgrad.figures import _aim
-from specgrad.figures._aim import PAPER
 from specgrad.figures._figure import Check, Watch
 
+PAPER = _aim.PAPER
 FIGURE = "figure 2: weak recovery of tied and direct attention with Hermite activations"
 EXPERIMENT = "aim-tied-direct"
 CODE = (*_aim.CODE, "specgrad.figures.aim_tied_direct")
@@ -111,8 +111,8 @@ def check(table: pl.DataFrame) -> list[Check]:
             got = _final(table, attention, activation, source)
             learns = attention == "tied" or activation == "h1"
             name = f"final overlap, {attention} {activation}, {source}"
-            # Half of the teacher counts as learned; direct h1 has 1 - exp(-4 lr n/d). Direct h2 leaves the uninformative set from 1/d at lr n/d
-            # = log(d)/8 and more; at these horizons it has not grown.
+            # Half of the teacher counts as learned; direct h1 has 1 - exp(-4 lr n/d). Direct h2 leaves the uninformative
+            # set from 1/d at lr n/d = log(d)/8 and more; at these horizons it has not grown.
             limit = 0.5 if learns else 0.25
             passed = got >= limit if learns else got <= limit
             checks.append(Check(name, f"{'>=' if learns else '<='} {limit}", "none", f"{got:.3f}", passed))

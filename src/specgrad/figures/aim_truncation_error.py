@@ -1,4 +1,4 @@
-"""The error of the truncated hierarchy falls with its order only up to a radius in time; the operator closure has no such end.
+"""The error of the truncated hierarchy falls with its order up to a radius in time; the operator closure has no such end.
 
 Relative error of (t1, q11, q12) against the exact solution at infinite dimension.
 """
@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 
 from specgrad import aim
 from specgrad.figures import _aim
-from specgrad.figures._aim import PAPER
 from specgrad.figures._figure import Check, Watch
 
+PAPER = _aim.PAPER
 FIGURE = "truncation error of Corollary 2 against order and time, and of the operator closure"
 EXPERIMENT = "aim-truncation-error"
 CODE = (*_aim.CODE, "specgrad.figures.aim_truncation_error")
@@ -124,7 +124,9 @@ def check(table: pl.DataFrame) -> list[Check]:
         for order in sorted(set(closures["order"].to_list())):
             if order in _KNOWN_CLOSURE:
                 worst = float(closures.filter(pl.col("order") == order)["error"].to_numpy().max())
-                checks.append(_aim.at_most(f"{activation}: largest error of the closure, m = {order}", worst, _KNOWN_CLOSURE[order]))
+                checks.append(
+                    _aim.at_most(f"{activation}: largest error of the closure, m = {order}", worst, _KNOWN_CLOSURE[order])
+                )
     return checks
 
 
@@ -143,7 +145,9 @@ def draw(table: pl.DataFrame) -> Figure:
             axes.semilogy(cut["t"], np.where(error < 30, error, np.nan), color=grey, linewidth=1.2, label=f"order {order}")
         for order in sorted(set(rows.filter(pl.col("method") == "closure")["order"].to_list())):
             found = rows.filter(pl.col("method") == "closure", pl.col("order") == order).sort("t")
-            axes.semilogy(found["t"], found["error"], "--", color=colours.get(order), linewidth=1.4, label=f"closure {order}")
+            axes.semilogy(
+                found["t"], found["error"], "--", color=colours.get(order), linewidth=1.4, label=f"closure {order}"
+            )
         radius = float(rows["radius"].drop_nans()[0])
         axes.axvline(radius, color="#D55E00", linewidth=0.8, linestyle=":")
         axes.text(radius, 3e-8, " radius", color="#D55E00", fontsize=8)

@@ -1,4 +1,4 @@
-"""For softmax attention on two tokens, truncations of the moment hierarchy approach SGD as their order grows, and fail in time.
+"""For softmax on two tokens, truncations of the moment hierarchy follow SGD the longer the higher their order.
 
 The exact curve at infinite dimension follows SGD over the whole run.
 """

@@ -14,9 +14,9 @@ from scipy import stats
 
 from specgrad import aim
 from specgrad.figures import _aim
-from specgrad.figures._aim import PAPER
 from specgrad.figures._figure import Check, Watch
 
+PAPER = _aim.PAPER
 FIGURE = "weak recovery after Theta(d^2 log d) samples (Corollary 3)"
 EXPERIMENT = "aim-weak-recovery"
 CODE = (*_aim.CODE, "specgrad.figures.aim_weak_recovery")
@@ -75,7 +75,9 @@ def measure(config: Config, watch: Watch) -> list[dict[str, Any]]:
     run = _aim.simulated(config.task, watch, lr=config.lr, batch_size=1, t_eval=times.tolist(), seeds=seeds)
     found = aim.recovery_time(run, config.level)
     per_time = config.dim / (4 * config.lr)
-    records = [{"source": "sgd", "draw": s, "time": t, "samples": t * per_time} for s, t in zip(seeds, found.tolist(), strict=True)]
+    records = [
+        {"source": "sgd", "draw": s, "time": t, "samples": t * per_time} for s, t in zip(seeds, found.tolist(), strict=True)
+    ]
     return [*records, {"source": "theory", "draw": None, "time": theory, "samples": theory * per_time}]
 
 
@@ -122,12 +124,15 @@ def draw(table: pl.DataFrame) -> Figure:
             d, mean, yerr=np.nan_to_num(error), fmt=marker, color=colour, markerfacecolor="none", label=f"SGD, {activation}"
         )
         theory = rows.filter(pl.col("source") == "theory").sort("dim")
-        grid = np.geomspace(theory["dim"].min() * 0.9, theory["dim"].max() * 1.1, 50)  # type: ignore[operator]
-        units = float(theory["samples"][0]) / (float(theory["dim"][0]) ** 2 * np.log(float(theory["dim"][0])))
-        axes.plot(grid, units * grid**2 * np.log(grid), color=colour, linewidth=1.1, label=f"limit, {units:.2f} $d^2 \\log d$")
+        dims = theory["dim"].to_numpy().astype(float)
+        grid = np.geomspace(0.9 * dims[0], 1.1 * dims[-1], 50)
+        units = float(theory["samples"][0]) / (dims[0] ** 2 * np.log(dims[0]))
+        axes.plot(
+            grid, units * grid**2 * np.log(grid), color=colour, linewidth=1.1, label=f"limit, {units:.2f} $d^2 \\log d$"
+        )
     axes.set(xscale="log", yscale="log", xlabel="dimension $d$", ylabel="samples until $p_{12} = p_{22}/2$")
-    dims = sorted(set(table["dim"].to_list()))
-    axes.set_xticks(dims, [str(d) for d in dims])
+    ticks = sorted(set(table["dim"].to_list()))
+    axes.set_xticks(ticks, [str(d) for d in ticks])
     axes.minorticks_off()
     axes.legend(loc="upper left", fontsize=8)
     return figure
