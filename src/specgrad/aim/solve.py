@@ -76,8 +76,8 @@ def solve(
     Returns:
         Arrays ``t`` (times), ``t1``, ``t2``, ... (traces ``tr S_k``), ``loss`` (the population loss Phi); for tied attention
         ``q11``, ``q12``, ... (``tr S_k S_l``) and their traceless parts ``p11``, ...; for direct ``Omega11``, ...,
-        ``Psi11``, ..., ``pOmega11``, .... Beside them ``method``, ``why``, ``order``, ``trusted_until`` (time up to which the
-        hierarchy agrees with a lower order) and ``radius`` (time beyond which no order helps).
+        ``Psi11``, ..., ``pOmega11``, .... Beside them ``method``, ``why``, ``order``, ``trusted_until`` (time up to which
+        the hierarchy agrees with a lower order) and ``radius`` (time beyond which no order helps).
 
     Raises:
         ValueError: if the method does not fit the task, or ``t_eval`` goes beyond what it can do.
