@@ -19,7 +19,7 @@ from specgrad.runs import Store
 # Small versions of the quick presets, whose checks must still pass.
 SMALL = {
     aim_gap: [aim_gap.Config("even", (20, 40, 80), 40_000, draws=2), aim_gap.Config("skewed", (50, 100, 200), 16_000)],
-    aim_phase_diagram: [aim_phase_diagram.Config("h1", points=2)],
+    aim_phase_diagram: [aim_phase_diagram.Config("h1", points=3)],
     aim_truncation_error: [aim_truncation_error.Config(orders=(4, 8), closures=(2, 3), points=301)],
     aim_truncation_linear: [aim_truncation_linear.Config("h1", dim=50, lr=0.01, t_max=0.1, draws=2, orders=(4, 8))],
     aim_truncation_softmax: [aim_truncation_softmax.Config(dim=40, lr=0.1, t_max=1.0, draws=2, orders=(4, 8))],
