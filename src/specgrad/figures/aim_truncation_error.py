@@ -131,11 +131,16 @@ def check(table: pl.DataFrame) -> list[Check]:
 
 
 def draw(table: pl.DataFrame) -> Figure:
-    """One panel per activation: error against time, truncations in greys to black, closures in colour."""
+    """One panel per activation: error of (t1, q11, q12) against time, truncations grey to black, closures in colour."""
     names = table["activation"].unique(maintain_order=True).to_list()
-    figure, panels = plt.subplots(1, len(names), figsize=(1.0 + 3.1 * len(names), 3.3), sharey=True, squeeze=False)
+    columns = min(2, len(names))
+    lines = -(-len(names) // columns)
+    size = (1.0 + 3.1 * columns, 0.7 + 2.6 * lines)
+    figure, panels = plt.subplots(lines, columns, figsize=size, sharey=True, squeeze=False)
+    for axes in panels.flat[len(names) :]:
+        axes.set_visible(False)
     colours = {2: "#56B4E9", 3: "#0072B2", 4: "#009E73", 5: "#CC79A7"}
-    for axes, activation in zip(panels[0], names, strict=True):
+    for axes, activation in zip(panels.flat, names, strict=False):
         rows = table.filter(pl.col("activation") == activation)
         orders = sorted(set(rows.filter(pl.col("method") == "hierarchy")["order"].to_list()))
         for place, order in enumerate(orders):
@@ -150,8 +155,9 @@ def draw(table: pl.DataFrame) -> Figure:
             )
         radius = float(rows["radius"].drop_nans()[0])
         axes.axvline(radius, color="#D55E00", linewidth=0.8, linestyle=":")
-        axes.text(radius, 3e-8, " radius", color="#D55E00", fontsize=8)
+        axes.text(radius, 3e-8, " estimated radius", color="#D55E00", fontsize=8)
         axes.set(xlabel="time $4\\alpha n/d$", title=activation, ylim=(1e-8, 10), xlim=(0, None))
-    panels[0, 0].set_ylabel("largest relative error of $t_1, q_{11}, q_{12}$")
+    for axes in panels[:, 0]:
+        axes.set_ylabel("largest relative error")
     figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
     return figure
