@@ -11,6 +11,7 @@ else is written in m and ``h = 1/(s E^2)``, so that long times neither overflow 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -24,8 +25,13 @@ Vector = Float[np.ndarray, " nodes"]
 # exp beyond this would overflow when squared; a node with such an h has long left, or has not begun to move.
 _LARGEST_EXPONENT = 330.0
 
-# The system relaxes at rates of order one, so that an explicit method is the cheaper one up to about this time.
-_LONG = 30.0
+# What is left of the student's rank is known to about this.
+_ROUNDING = 1e-13
+
+# Relaxation times beyond which the implicit method is cheaper, and those for which the start takes the explicit one, whose
+# steps may leave the domain and be taken back.
+_LONG = 400.0
+_TRANSIENT = 100.0
 
 
 @dataclass(frozen=True)
@@ -75,8 +81,10 @@ class Reduced:
     def _overlaps(self, log_s: float, h: Vector, m: Vector) -> tuple[float, float, float]:
         inverse = self.weights / (h + m)
         second = inverse / (h + m)
-        # d log s along K -> K + eta E^2, from the deterministic equivalent.
-        slope = -float(second @ h) / (self.ratio - float(second @ m**2))
+        # d log s along K -> K + eta E^2, from the deterministic equivalent; ratio - sum w m^2/(h + m)^2 without cancelling.
+        moved, left = float(second @ h), self.ratio - 1 + float(second @ (h * (h + 2 * m)))
+        # Where the student has used up its rank both vanish together, and what they add to q11, moved^2/left, with them.
+        slope = -moved / left if left > _ROUNDING else 0.0
         return float(inverse.sum()), float(second @ (1 - slope * h)), float(inverse @ self.nodes)
 
     def _scaled(self, time: float, state: Float[np.ndarray, " state"]) -> tuple[float, Vector, Vector]:
@@ -145,8 +153,7 @@ def solve_exact(
 ) -> tuple[Float[np.ndarray, "times k"], Float[np.ndarray, "times k k"]]:
     """Traces and q at ``times``, in the unit ``4 lr n/d`` of the tied flow."""
     flow = reduced_flow(task, nodes)
-    method = "LSODA" if times[-1] > _LONG else "DOP853"
-    states = integrate(flow.rhs, flow.start, times, rtol=rtol, atol=1e-11, method=method, limit=1e140)
+    states = _states(flow, times, rtol)
     t2 = float(flow.weights @ flow.nodes)
     traces = np.full((len(times), 2), np.nan)
     q = np.full((len(times), 2, 2), np.nan)
@@ -155,3 +162,25 @@ def solve_exact(
             t1, q11, q12 = flow.overlaps(float(time), state)
             traces[i], q[i] = (t1, t2), [[q11, q12], [q12, flow.q22]]
     return traces, q
+
+
+def _states(flow: Reduced, times: Float[np.ndarray, " times"], rtol: float) -> Float[np.ndarray, "times state"]:
+    """States at ``times``: explicit while a dozen relaxation times of the recovered student pass, then implicit."""
+    try:
+        rate = 2 * abs(flow.gamma(flow.q22, flow.q22, flow.q22)[1]) * float(np.abs(flow.nodes).max())
+    except LeftDomain:
+        rate = 1.0
+    settings: dict[str, Any] = {"rtol": rtol, "atol": 1e-11, "limit": 1e140}
+    if times[-1] * rate <= _LONG:
+        return integrate(flow.rhs, flow.start, times, **settings)
+    switch = _TRANSIENT / rate
+    early = np.append(times[times < switch], switch)
+    begin = integrate(flow.rhs, flow.start, early, **settings)
+    if not np.isfinite(begin[-1]).all():
+        return np.concatenate([begin[:-1], np.full((len(times) - len(early) + 1, begin.shape[1]), np.nan)])
+
+    def shifted(time: float, state: Float[np.ndarray, " state"]) -> Float[np.ndarray, " state"]:
+        return flow.rhs(time + switch, state)
+
+    late = integrate(shifted, begin[-1], times[times >= switch] - switch, method="LSODA", **settings)
+    return np.concatenate([begin[:-1], late])

@@ -127,9 +127,10 @@ def trusted_until(
 
 
 def taylor_radius(task: Task) -> float:
-    """Time at which the truncations stop converging, ``1/(2 |Gamma_11(0)| lambda_max(S_1(0)))``.
+    """Estimate of the time at which the truncations stop converging, ``1/(2 |Gamma_11(0)| lambda_max(S_1(0)))``.
 
-    Exact for the linear activation with no teacher: an eigenvalue obeys ``dl/dt = -2 Gamma_11 l^2``. An estimate otherwise.
+    Exact for constant Gamma with no teacher: an eigenvalue obeys ``dl/dt = -2 Gamma_11 l^2``. Measured: 0.0625 against 0.072
+    for h1, and half of what is reached for h2 (0.12) and a third for h3, where Gamma_11 falls from its first value.
     """
     _, q = _limit_order_parameters(task)
     gamma = task.potential.gamma(q)

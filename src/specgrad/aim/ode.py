@@ -40,56 +40,44 @@ def integrate(
 
     too_large.terminal = True  # type: ignore[attr-defined]
     states = np.full((len(times), len(start)), np.nan)
-    reached, y = 0.0, start
     states[times == 0] = start
-    for place in range(len(times)):
-        if times[place] <= reached:
-            continue
-        # One call up to the end; only if it breaks off are the remaining times left NaN.
-        pending = times[place:]
-        found, complete = _piece(rhs, y, reached, pending, rtol, atol, method, too_large)
-        states[place : place + len(found)] = found
-        if not complete:
-            break
-        reached = float(pending[-1])
+    later = times[times > 0]
+    if len(later):
+        found = _later_states(rhs, start, later, rtol, atol, method, too_large)
+        first = len(times) - len(later)
+        states[first : first + len(found)] = found
     return states
 
 
-def _piece(
+def _later_states(
     rhs: Callable[[float, Vector], Vector],
     start: Vector,
-    begin: float,
     times: Float[np.ndarray, " times"],
     rtol: float,
     atol: float,
     method: str,
     event: Callable[[float, Vector], float],
-) -> tuple[Float[np.ndarray, "found n"], bool]:
-    passed: list[float] = [begin]
+) -> Float[np.ndarray, "found n"]:
+    """States up to the first time that cannot be reached."""
+    explicit = method != "LSODA"
 
     def watched(t: float, y: Vector) -> Vector:
-        value = rhs(t, y)
-        if not np.isfinite(value).all():
+        try:
+            value = rhs(t, y)
+        except LeftDomain:
+            # An explicit method rejects a step with NaN in it and tries a shorter one; LSODA would not.
+            if not explicit:
+                raise
+            return np.full_like(y, np.nan)
+        if not explicit and not np.isfinite(value).all():
             raise LeftDomain
-        passed.append(t)
         return value
 
-    def run(until: float, wanted: Float[np.ndarray, " wanted"]) -> Float[np.ndarray, "found n"]:
-        with np.errstate(over="ignore", invalid="ignore"):
-            out = solve_ivp(
-                watched, (begin, until), start, method=method, t_eval=wanted, rtol=rtol, atol=atol, events=event
-            )  # fmt: skip
-        return np.asarray(out.y).T if len(out.t) else np.empty((0, len(start)))
-
     try:
-        found = run(float(times[-1]), times)
-        return found, len(found) == len(times)
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            out = solve_ivp(
+                watched, (0.0, float(times[-1])), start, method=method, t_eval=times, rtol=rtol, atol=atol, events=event
+            )  # fmt: skip
     except LeftDomain:
-        # The last step that was tried failed: what lies before the last time at which it stood is safe.
-        for count in range(len(times) - 1, 0, -1):
-            if times[count - 1] <= max(passed):
-                try:
-                    return run(float(times[count - 1]), times[:count]), False
-                except LeftDomain:
-                    continue
-        return np.empty((0, len(start))), False
+        return np.empty((0, len(start)))
+    return np.asarray(out.y).T if len(out.t) else np.empty((0, len(start)))

@@ -97,9 +97,8 @@ def moments_on_grid(
     """Gauss-Hermite expectations under ``N(mean, root root^T)``."""
     z, w = gauss_hermite(nodes, len(mean))
     y = torch.from_numpy(mean) + z @ torch.from_numpy(np.ascontiguousarray(root.T))
-    value, gradient, hessian = function.derivatives(y)
-    n = len(mean)
-    return Moments(float(w @ value), (w @ gradient).numpy(), (w @ hessian.reshape(-1, n * n)).reshape(n, n).numpy())
+    value, gradient, hessian = function.expectations(y, w)
+    return Moments(value, gradient.numpy(), hessian.numpy())
 
 
 def moments_by_sampling(

@@ -76,8 +76,8 @@ def solve(
     Returns:
         Arrays ``t`` (times), ``t1``, ``t2``, ... (traces ``tr S_k``), ``loss`` (the population loss Phi); for tied attention
         ``q11``, ``q12``, ... (``tr S_k S_l``) and their traceless parts ``p11``, ...; for direct ``Omega11``, ...,
-        ``Psi11``, ..., ``pOmega11``, .... Beside them ``method``, ``why``, ``order``, ``trusted_until`` (time up to which the hierarchy
-        agrees with a lower order) and ``radius`` (time beyond which no order helps).
+        ``Psi11``, ..., ``pOmega11``, .... Beside them ``method``, ``why``, ``order``, ``trusted_until`` (time up to which
+        the hierarchy agrees with a lower order) and ``radius`` (estimate of the time beyond which no order helps).
 
     Raises:
         ValueError: if the method does not fit the task, or ``t_eval`` goes beyond what it can do.
@@ -202,7 +202,7 @@ def _guard(found: _Found, times: Times, tol: float, untrusted: str) -> _Found:
     if untrusted == "raise" and late.any():
         raise ValueError(
             f"`t_eval` of `aim.solve` must end at t = {found.trusted_until:.4g} for the hierarchy of order {found.order}: "
-            f"from there on orders differ by more than tol {tol:g} (none converges beyond about {found.radius:.3g}). "
+            f"from there on orders differ by more than tol {tol:g} (estimated radius of convergence {found.radius:.3g}). "
             "Use 'exact' or 'closure', or untrusted='nan' or 'keep'."
         )
     if untrusted == "nan":
