@@ -75,7 +75,7 @@ def simulate(
     if checkpoint is not None and checkpoint.exists() and not run.load(checkpoint):
         run = _Training(task, recipe, torch.device(device), dtype)
     running = task.validation_windows(_RUNNING_WINDOWS)
-    with Probe(run.model, every=probe_every) as probe:
+    with Probe(run.model, every=probe_every, exact=True) as probe:
         probe.resume_at(run.step)
         while run.step < recipe.steps:
             if run.step == recipe.steps - 1:

