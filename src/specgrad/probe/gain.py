@@ -71,8 +71,12 @@ def line_minimum(loss: Callable[[float], float], at_zero: float, first: float) -
         if left == right:
             break
         new = math.exp(x[1] - 0.5 * ((x[1] - x[0]) * left - (x[1] - x[2]) * right) / (left - right))
-        if not low < new < high or abs(math.log(new / best)) < 3e-3:
+        if not low < new < high:
             break
+        if abs(math.log(new / best)) < 3e-3:
+            # The parabola agrees with the best point so far; a narrower one says whether the loss does.
+            low, high = math.sqrt(low * best), math.sqrt(best * high)
+            continue
         if value(new) < value(best):
             low, best, high = (best, new, high) if new > best else (low, new, best)
         else:

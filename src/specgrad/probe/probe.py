@@ -155,8 +155,8 @@ class Probe:
             ``rows``, ``cols``, ``tokens``, ``stable_rank`` (``_error``: relative, ``_side``: exact or above),
             ``nuclear_rank``, ``ratio``, ``verdict``, ``reason`` (why undefined, else empty), ``noise_to_signal``,
             ``outlier_share``, ``core_stable_rank`` of attention outputs, ``participation_ratio``,
-            ``gradient_stable_rank``, norms of the gradient, ``frequency_exponent`` of embeddings, ``parameter``. Empty too after an overflow, which is counted in
-            ``overflows`` and measured again at the next step.
+            ``gradient_stable_rank``, norms of the gradient, ``frequency_exponent`` of embeddings, ``parameter``. Empty too
+            after an overflow, which is counted in ``overflows`` and measured again at the next step.
 
         Raises:
             RuntimeError: if the probe is not attached, or a measured step had no backward pass.
