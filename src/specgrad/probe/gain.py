@@ -97,6 +97,7 @@ def measure_gain(
     gains: bool = False,
     step: int = 0,
     layers: list[Layer] | None = None,
+    group: Any = None,
 ) -> list[dict[str, Any]]:
     """Realised one-step advantage of a spectral over a Euclidean step, block by block, on the batch that gives G.
 
@@ -114,6 +115,7 @@ def measure_gain(
         gains: include norm gains.
         step: recorded with the result.
         layers: default: all of the model.
+        group: as there.
 
     Returns:
         One record per block: ``layer``, ``gain`` (R), ``decrease_euclidean``, ``decrease_spectral``, ``step_euclidean``,
@@ -134,7 +136,7 @@ def measure_gain(
 
     Source: ours.
     """
-    objective = Objective(model, inputs, targets, likelihood_of(loss), forward or default_forward, chunk)
+    objective = Objective(model, inputs, targets, likelihood_of(loss), forward or default_forward, chunk, group)
     layers = find_layers(model)[0] if layers is None else layers
     records = []
     with untouched(model):

@@ -211,7 +211,7 @@ class Probe:
             settings: the others of `specgrad.probe.measure_advantage`.
         """
         with self._aside():
-            found = measure_advantage(self.model, inputs, targets, loss, step=self._step, layers=self.layers, **settings)
+            found = measure_advantage(self.model, inputs, targets, loss, **self._common(), **settings)
         self.advantages += found
         return found
 
@@ -227,9 +227,12 @@ class Probe:
             settings: the others of `specgrad.probe.measure_gain`.
         """
         with self._aside():
-            found = measure_gain(self.model, inputs, targets, loss, step=self._step, layers=self.layers, **settings)
+            found = measure_gain(self.model, inputs, targets, loss, **self._common(), **settings)
         self.gains += found
         return found
+
+    def _common(self) -> dict[str, Any]:
+        return {"step": self._step, "layers": self.layers, "group": self.group}
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
