@@ -81,6 +81,9 @@ class Probe:
             raise ValueError(f"`every` of `Probe` must be >= 1; got {every}.")
         if shards is not None and shards < 1:
             raise ValueError(f"`shards` of `Probe` must be >= 1; got {shards}.")
+        if isinstance(model, nn.DataParallel):
+            raise ValueError("`model` of `Probe` must not be a DataParallel, whose copies no hook reaches; use "
+                             "DistributedDataParallel.")  # fmt: skip
         self.model = unwrapped(model)
         self.layers, self.skipped = find_layers(self.model, pattern, blocks)
         self.group = group if group is not None else process_group(model)
@@ -173,7 +176,7 @@ class Probe:
                     "models: before zero_grad)."
                 )
             fired = bool(self._gathered.inputs or self._gathered.counts)
-            finite = all(bool(grad.sum().isfinite()) for grad in self._gathered.grads.values())
+            finite = all(map(_finite, self._gathered.grads.values()))
             again = not finite or (not fired and self._eager.missed())
             self.overflows += not finite
             if not again:
@@ -342,11 +345,18 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """The user's model inside DistributedDataParallel and ``torch.compile``, under whose names layers are reported."""
     while True:
         inner: Any = getattr(model, "_orig_mod", None)
-        if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
+        if inner is None and type(model).__name__ == "DistributedDataParallel":
             inner = model.module
         if not isinstance(inner, nn.Module):
             return model
         model = inner
+
+
+def _finite(grad: Tensor) -> bool:
+    """Whether a gradient has neither Inf nor NaN, which its sum would show; in float32, beyond which half precision ends."""
+    values = grad.coalesce().values() if grad.is_sparse else grad
+    wide = values.dtype if values.dtype == torch.float64 else torch.float32
+    return bool(values.sum(dtype=wide).isfinite())
 
 
 class _Hook:
