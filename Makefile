@@ -11,7 +11,7 @@ demo: $(VENV)/.lab
 	$(BIN)/specgrad demo $(ARGS)
 
 test: $(VENV)/.dev
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest --numprocesses auto $(ARGS)
 
 check: lint types figures test
 
@@ -23,7 +23,7 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 figures: $(VENV)/.lab
-	OMP_NUM_THREADS=1 $(BIN)/specgrad figure all --preset quick --out specgrad-figures
+	$(BIN)/specgrad reproduce --preset quick --out specgrad-figures $(ARGS)
 
 bench: $(VENV)/.lab
 	for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done

@@ -2,13 +2,16 @@
 
 import hashlib
 import lzma
+import re
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from pathlib import Path
 
+import numpy as np
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 _SHAKESPEARE_SHA256 = "54e895476c5b353447b8f0da8978c99fe42fdb3a5cc775e348ea6485e8aa0362"
@@ -56,6 +59,26 @@ def shakespeare() -> Text:
     if text.sha256 != _SHAKESPEARE_SHA256:
         raise RuntimeError("The text shipped with specgrad is damaged: its checksum differs. Reinstall the package.")
     return text
+
+
+def word_counts(text: Text) -> tuple[list[str], Int64[np.ndarray, " words"]]:
+    """Words of a text and how often each occurs, most frequent first; ties in order of first occurrence.
+
+    A word is a run of letters and inner apostrophes in ASCII, lower case.
+
+    Raises:
+        ValueError: if the text has no word.
+
+    Example:
+        >>> words, counts = word_counts(Text("a line", b"To be, or not to be"))
+        >>> words, counts.tolist()
+        (['to', 'be', 'or', 'not'], [2, 2, 1, 1])
+    """
+    found = re.findall(rb"[a-z]+(?:'[a-z]+)*", text.content.lower())
+    if not found:
+        raise ValueError(f"`text` of `word_counts` must have words of ASCII letters; {text.name!r} has none.")
+    ranked = Counter(found).most_common()
+    return [word.decode() for word, _ in ranked], np.array([count for _, count in ranked], dtype=np.int64)
 
 
 def read_text(path: str | Path) -> Text:

@@ -2,6 +2,9 @@ import doctest
 import importlib
 import pkgutil
 import re
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -29,6 +32,16 @@ def test_the_examples_of_the_readme_run_in_order(tmp_path, monkeypatch, capsys):
     assert "hidden matrix of a Linear" in printed
     assert "The condition holds on" in printed
     assert (tmp_path / "probe.csv").exists()
+
+
+def test_the_experiment_of_the_guide_runs_as_a_script(tmp_path):
+    guide = (README.parent / "docs" / "experiments.md").read_text()
+    first, second = re.findall(r"```python\n(.*?)```", guide, flags=re.DOTALL)
+    (tmp_path / "my_experiment.py").write_text(first + textwrap.indent(second, "    "))
+    done = subprocess.run([sys.executable, "my_experiment.py"], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("done") == 10
+    assert "PASS  nuclear rank of noise: expected 1 " in done.stdout
 
 
 def test_commands_and_targets_named_in_the_readme_exist():

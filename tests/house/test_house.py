@@ -14,9 +14,8 @@ import pytest
 import specgrad
 
 SOURCE = Path(specgrad.__file__).parent
-LABS = {"gpt"}
+LABS = {"aim", "gpt", "memory"}
 CORE = {"linalg", "optim", "probe", "pages"}
-GENERAL = {"runs", "data", "plots", "pages"}
 
 # What each room may import, beside itself.
 ALLOWED = {
@@ -27,11 +26,12 @@ ALLOWED = {
     "data": set(),
     "plots": set(),
     "pages": set(),
-    **{lab: {"linalg", "optim", "probe", "runs", "data", "plots"} for lab in LABS},
-    "figures": {"linalg", "optim", "probe", "runs", "data", "plots", "pages"} | LABS,
-    "report": {"linalg", "optim", "probe", "runs", "data", "plots", "pages", "figures"} | LABS,
+    "stats": set(),
+    **{lab: {"linalg", "optim", "probe", "runs", "data", "plots", "stats"} for lab in LABS},
+    "figures": {"linalg", "optim", "probe", "runs", "data", "plots", "pages", "stats"} | LABS,
+    "report": {"linalg", "optim", "probe", "runs", "data", "plots", "pages", "stats", "figures"} | LABS,
     "__main__": {"cli"},
-    "cli": {"linalg", "optim", "probe", "runs", "data", "plots", "pages", "figures", "report"} | LABS,
+    "cli": {"linalg", "optim", "probe", "runs", "data", "plots", "pages", "stats", "figures", "report"} | LABS,
 }
 
 
@@ -102,7 +102,7 @@ def test_import_works_with_the_core_dependencies_alone():
     script = """
 import sys
 class Only:
-    blocked = {"polars", "matplotlib", "tyro", "rich", "jinja2", "markupsafe"}
+    blocked = {"polars", "matplotlib", "tyro", "rich", "jinja2", "markupsafe", "threadpoolctl"}
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in self.blocked:
             raise ModuleNotFoundError(name, name=name)

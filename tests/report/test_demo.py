@@ -135,6 +135,15 @@ def test_an_own_text_is_used_and_named(tmp_path):
     assert "own.txt" in result.path.read_text()
 
 
+def test_records_of_the_demo_are_tracked_as_they_come(tmp_path):
+    track = f"jsonl:{tmp_path / 'track'}"
+    run_demo(DemoOptions(out=tmp_path, size="tiny", batch_size=2, steps=2, probe_every=2, track=track))
+    files = sorted((tmp_path / "track").iterdir())
+    assert [f.stem for f in files] == sorted(f.stem for f in (tmp_path / "runs").iterdir())
+    for file in files:
+        assert {json.loads(line)["step"] for line in file.read_text().splitlines()} == {0, 1, 2}
+
+
 def test_resume_works_in_the_folder_it_is_given_wherever_it_was_moved(demo, tmp_path):
     moved = tmp_path / "a b"
     shutil.copytree(demo[0], moved)
@@ -173,6 +182,7 @@ def lines_of(error):
         (["--probe-every", "0"], "`probe_every` must be >= 1; got 0"),
         (["--device", "warp"], "`device` must be available here; got 'warp'"),
         (["--dtype", "int8"], "`dtype` must be one of float32, float64, bfloat16; got 'int8'"),
+        (["--track", "paper"], "`track` must be jsonl:FOLDER"),
         (["--resume", "--out", "{nothing}"], "which has no demo.json"),
         (["--resume", "--steps", "7"], "give no other option but `--out`"),
     ],

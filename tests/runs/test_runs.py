@@ -1,8 +1,5 @@
-import io
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import polars as pl
@@ -11,7 +8,6 @@ import torch
 
 from specgrad.runs import Run, Store, code_version, provenance, stream
 from specgrad.runs.interrupt import StopRequest
-from specgrad.runs.progress import RunProgress
 
 RUN = Run("test", {"lr": 0.1}, 0, "code")
 
@@ -102,29 +98,3 @@ def test_the_first_interrupt_asks_to_stop_and_the_second_stops_at_once():
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(1)
     assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_progress_without_a_terminal_prints_plain_lines_with_what_is_left():
-    script = (
-        "from specgrad.runs.progress import RunProgress\n"
-        "with RunProgress(20) as progress:\n"
-        "    for name in ('first', 'second'):\n"
-        "        watch = progress.watch(name, 10)\n"
-        "        for step in range(10): watch(step + 1, 0.5)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    lines = done.stderr.splitlines()
-    assert len(lines) == 20
-    assert lines[-1].startswith("second: step 10/10, loss 0.500, 0 min 00 s left")
-
-
-def test_progress_on_a_terminal_shows_bars_that_reach_the_end():
-    from rich.console import Console
-
-    console = Console(force_terminal=True, width=120, record=True, file=io.StringIO())
-    with RunProgress(4, console) as progress:
-        watch = progress.watch("only", 4)
-        for step in range(4):
-            watch(step + 1, 0.25)
-        progress._bars.refresh()
-    assert "4/4" in console.export_text()

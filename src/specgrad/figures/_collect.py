@@ -1,7 +1,6 @@
 """Running what is missing, and publishing what came out."""
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -9,38 +8,68 @@ from typing import Any
 import matplotlib.pyplot as plt
 import polars as pl
 
-from specgrad.figures._figure import Check, Watch, run_of
+from specgrad.figures._figure import Check, run_of
 from specgrad.plots import save_figure, style
-from specgrad.runs import Store, provenance
+from specgrad.runs import Run, Status, Store, sweep
+from specgrad.runs.run import settings_columns
 
 
-def collect(
-    figure: ModuleType, configs: Sequence[Any], store: Store, watch_for: Callable[[Any], Watch] | None = None
-) -> pl.DataFrame:
+class RunsFailed(RuntimeError):
+    """Some runs behind a figure failed; their tracebacks are in the store."""
+
+    def __init__(self, failed: Sequence[Status], total: int) -> None:
+        first = failed[0]
+        super().__init__(f"{len(failed)} of {total} runs failed, the first being {first.label}: {first.outcome.why}")
+        self.failed = failed
+
+
+class RunsMissing(Exception):
+    """The work was stopped before all runs behind a figure were done; what is finished is in the store."""
+
+    def __init__(self, missing: int, total: int) -> None:
+        super().__init__(f"{missing} of {total} runs are not done yet")
+
+
+def collect(figure: ModuleType, configs: Sequence[Any], store: Store, executor: Any = None, **how: Any) -> pl.DataFrame:
     """Table of all configurations; runs that are in the store are read, the others are done and stored one by one.
 
     Args:
         figure: a figure module.
-        configs: its configurations.
+        configs: its configurations; equal ones count once.
         store: where runs lie.
-        watch_for: gives each configuration that has to be run its `Watch`.
+        executor: who does the runs, see `specgrad.runs.sweep`.
+        **how: further arguments of `specgrad.runs.sweep`.
 
     Returns:
         The records of all runs under each other, with the scalar settings of their run as further columns.
+
+    Raises:
+        RunsFailed: if a run failed, now or earlier.
+        RunsMissing: if not all were done.
     """
-    tables = []
-    for config in configs:
-        run = run_of(figure, config)
-        if run not in store:
-            watch = watch_for(config) if watch_for else Watch()
-            began = time.perf_counter()
-            records = figure.measure(config, watch)
-            about = provenance(getattr(config, "device", "cpu"))
-            store.write(run, records, about | {"wall_seconds": time.perf_counter() - began})
-        settings = {k: v for k, v in run.config.items() if isinstance(v, str | int | float)} | {"seed": run.seed}
-        table = store.read(run)
-        tables.append(table.with_columns(pl.lit(v).alias(k) for k, v in settings.items() if k not in table.columns))
-    return pl.concat(tables, how="diagonal_relaxed")
+    runs = list({run.key: run for run in (run_of(figure, config) for config in configs)}.values())
+    reached = sweep(runs, store, executor, **how)
+    failed = [one for one in reached if one.outcome.state == "failed"]
+    if failed:
+        raise RunsFailed(failed, len(runs))
+    missing = sum(one.outcome.state == "missing" for one in reached)
+    if missing:
+        raise RunsMissing(missing, len(runs))
+    try:
+        tables = [store.read(run) for run in runs]
+    except KeyError:
+        # A file whose inside is damaged, which shows only now: it was set aside, and its run is done again.
+        return collect(figure, configs, store, executor, **how)
+    return pl.concat(
+        [with_settings(table, run) for table, run in zip(tables, runs, strict=True)],
+        how="diagonal_relaxed",
+    )
+
+
+def with_settings(table: pl.DataFrame, run: Run) -> pl.DataFrame:
+    """A run's table with its seed and scalar settings as further columns."""
+    columns = settings_columns(run.config, run.seed)
+    return table.with_columns(pl.lit(v).alias(k) for k, v in columns.items() if k not in table.columns)
 
 
 def publish(figure: ModuleType, table: pl.DataFrame, folder: Path, name: str) -> list[Check]:

@@ -12,9 +12,9 @@ from jaxtyping import Float
 
 from specgrad import gpt
 from specgrad.data import read_text
-from specgrad.figures._figure import Watch
 from specgrad.gpt.model import Mlp, Positions
 from specgrad.gpt.recipes import Update
+from specgrad.runs import Watch
 
 EXPERIMENT = "gpt"
 # What the probe measures in these runs: level 1 alone.
@@ -107,6 +107,7 @@ def measure(config: Config, watch: Watch) -> list[dict[str, Any]]:
         checkpoint=watch.checkpoint,
         on_step=watch.on_step,
         should_stop=watch.should_stop,
+        on_record=watch.on_record,
     )
 
 

@@ -15,12 +15,16 @@ from specgrad.plots import ratio_heat_map
 
 PAPER = "davis2025"
 FIGURE = "nuclear ranks of gradients and stable ranks of activations during NanoGPT training"
+CITES = ("jordan2024", "wang2025", "loshchilov2019")
 PRESETS = presets()
+MINUTES = {"quick": 0.3}
 
 # The share measured at this scale on other text was 0.986 to 0.995.
 _LEAST_SHARE = 0.9
 
-__all__ = ["CODE", "EXPERIMENT", "FIGURE", "PAPER", "PRESETS", "Config", "check", "draw", "identity", "measure"]
+__all__ = [
+    "CITES", "CODE", "EXPERIMENT", "FIGURE", "MINUTES", "PAPER", "PRESETS", "Config", "check", "draw", "identity", "measure",
+]  # fmt: skip
 
 
 def check(table: pl.DataFrame) -> list[Check]:

@@ -17,9 +17,13 @@ from specgrad.plots import COLOURS, MARKERS
 
 PAPER = "davis2025"
 FIGURE = "validation-loss table (all Adam, Muon on W_out, Muon on all hidden matrices)"
+CITES = ("jordan2024", "wang2025", "loshchilov2019")
 PRESETS = presets()
+MINUTES = {"quick": 0.3}
 
-__all__ = ["CODE", "EXPERIMENT", "FIGURE", "PAPER", "PRESETS", "Config", "check", "draw", "identity", "measure"]
+__all__ = [
+    "CITES", "CODE", "EXPERIMENT", "FIGURE", "MINUTES", "PAPER", "PRESETS", "Config", "check", "draw", "identity", "measure",
+]  # fmt: skip
 
 
 def check(table: pl.DataFrame) -> list[Check]:

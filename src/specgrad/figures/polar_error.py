@@ -65,6 +65,8 @@ class Config:
                 raise ValueError(f"`{name}` must be >= 1; got {getattr(self, name)}.")
 
 
+MINUTES = {"quick": 0.05}
+CITES = ("nakatsukasa2016", "amsel2025", "jordan2024")
 PRESETS = {"quick": [Config()], "paper": [Config(384, 384, 5), Config(384, 1536, 5), Config(768, 768, 5)]}
 
 

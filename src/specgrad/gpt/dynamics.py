@@ -1,7 +1,6 @@
 """How it is trained: one run of one recipe, probed, resumable."""
 
 import math
-import os
 import pickle
 import time
 from collections.abc import Callable
@@ -14,20 +13,13 @@ from specgrad.gpt.observables import sequence_losses
 from specgrad.gpt.recipes import Recipe
 from specgrad.gpt.task import Task, loss
 from specgrad.probe import Probe
-from specgrad.runs.files import set_aside
+from specgrad.runs.files import atomic, set_aside
+from specgrad.runs.interrupt import Interrupted
+from specgrad.runs.watch import OnRecord, OnStep
 
 # Windows for the running validation curve, and for the final loss that optimizers are compared by.
 _RUNNING_WINDOWS = 64
 FINAL_WINDOWS = 1024
-
-
-class Interrupted(Exception):
-    """Training was asked to stop; everything up to ``step`` is in the checkpoint."""
-
-    def __init__(self, step: int, checkpoint: Path | None) -> None:
-        super().__init__(f"stopped before step {step}")
-        self.step = step
-        self.checkpoint = checkpoint
 
 
 def simulate(
@@ -39,8 +31,9 @@ def simulate(
     dtype: torch.dtype = torch.float32,
     checkpoint: Path | None = None,
     checkpoint_every: int = 50,
-    on_step: Callable[[int, float], None] | None = None,
+    on_step: OnStep | None = None,
     should_stop: Callable[[], bool] | None = None,
+    on_record: OnRecord | None = None,
 ) -> list[dict[str, Any]]:
     """Trains a fresh decoder and records losses and the probe's measurements.
 
@@ -57,6 +50,7 @@ def simulate(
         checkpoint_every: steps between checkpoints.
         on_step: called after each step with the number of finished steps and the training loss.
         should_stop: asked after each step; True stops the run.
+        on_record: called with the step and each new record.
 
     Returns:
         Records in the order of training. Each step has one with ``step``, ``train_loss`` (nats per byte) and ``seconds``
@@ -75,6 +69,7 @@ def simulate(
     if checkpoint is not None and checkpoint.exists() and not run.load(checkpoint):
         run = _Training(task, recipe, torch.device(device), dtype)
     running = task.validation_windows(_RUNNING_WINDOWS)
+    told = len(run.records)
     with Probe(run.model, every=probe_every, exact=True) as probe:
         probe.resume_at(run.step)
         while run.step < recipe.steps:
@@ -84,6 +79,7 @@ def simulate(
                 run.records.append({"step": run.step} | _validation(sequence_losses(run.model, running)))
             train_loss = run.update(timed=not probe.measuring)
             run.records += probe.step()
+            told = _tell(run.records, told, on_record)
             if on_step is not None:
                 on_step(run.step, train_loss)
             if run.step < recipe.steps:
@@ -94,7 +90,16 @@ def simulate(
                     raise Interrupted(run.step, checkpoint)
     final = sequence_losses(run.model, task.validation_windows(FINAL_WINDOWS))
     run.records.append({"step": recipe.steps} | _validation(final) | {"sequence_losses": final.tolist()})
+    _tell(run.records, told, on_record)
     return run.records
+
+
+def _tell(records: list[dict[str, Any]], told: int, on_record: OnRecord | None) -> int:
+    """Passes on the records that are new; returns their number in all."""
+    if on_record is not None:
+        for record in records[told:]:
+            on_record(record["step"], record)
+    return len(records)
 
 
 class _Training:
@@ -138,9 +143,8 @@ class _Training:
             "step": self.step,
             "seconds": self.seconds,
         }
-        temporary = checkpoint.with_suffix(f".{os.getpid()}.tmp")
-        torch.save(state, temporary)
-        temporary.replace(checkpoint)
+        with atomic(checkpoint) as temporary:
+            torch.save(state, temporary)
 
     def load(self, checkpoint: Path) -> bool:
         """Continues from a state that `save` wrote; a damaged one is set aside with a warning, and False returned."""

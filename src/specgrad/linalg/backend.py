@@ -31,13 +31,9 @@ def resolve_backend(backend: Backend, matrix: Tensor) -> Literal["torch", "scipy
 
 
 def _one_thread() -> bool:
-    return torch.get_num_threads() == 1 and _scipy_threads() == "1"
-
-
-@cache
-def _scipy_threads() -> str | None:
-    # Read by OpenBLAS when it is loaded, hence once.
-    return os.environ.get("OPENBLAS_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS")
+    return (
+        torch.get_num_threads() == 1 and (os.environ.get("OPENBLAS_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS")) == "1"
+    )
 
 
 @cache

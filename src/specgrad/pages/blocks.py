@@ -94,7 +94,7 @@ def side_by_side(*blocks: Markup) -> Markup:
 def plot(svg: str, caption: str) -> Markup:
     """An SVG drawing with a caption, embedded in the page."""
     # Several drawings share one document, so the identifiers inside each are made its own.
-    prefix = re.sub(r"[^a-z0-9]+", "-", caption.lower())[:24]
+    prefix = re.sub(r"[^a-z0-9]+", "-", caption.lower())[:64]
     body = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}-", svg[svg.index("<svg") :])
     return Markup('<figure role="img" aria-label="{}">{}<figcaption>{}</figcaption></figure>').format(
         caption, Markup(body), caption

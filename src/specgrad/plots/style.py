@@ -13,6 +13,10 @@ COLOURS = {
     "sgd": "#000000",
     "muon-out": "#E69F00",
     "muon": "#0072B2",
+    "gd": "#000000",
+    "newton": "#D55E00",
+    "h_lambda": "#56B4E9",
+    "whitened_muon": "#009E73",
     "zolotarev": "#0072B2",
     "svd": "#000000",
     "newton_schulz": "#D55E00",
@@ -20,7 +24,16 @@ COLOURS = {
     "qdwh": "#CC79A7",
 }
 
-MARKERS = {"adamw": "s", "sgd": "v", "muon-out": "^", "muon": "o"}
+MARKERS = {
+    "adamw": "s",
+    "sgd": "v",
+    "muon-out": "^",
+    "muon": "o",
+    "gd": "v",
+    "newton": "D",
+    "h_lambda": "P",
+    "whitened_muon": "^",
+}
 
 _RC: Any = {
     "font.size": 9,

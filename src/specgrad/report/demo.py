@@ -1,22 +1,25 @@
 """The main job: train three ways on real text, probe on the way, write the report."""
 
 import json
+import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 from specgrad import gpt
 from specgrad.figures import _gpt, gpt_condition, gpt_optimizers
-from specgrad.figures._collect import collect, publish
-from specgrad.figures._figure import Watch, run_of
+from specgrad.figures._collect import RunsFailed, collect, publish
+from specgrad.figures._figure import run_of
 from specgrad.figures._gpt import Config
 from specgrad.gpt.model import Mlp, Positions
 from specgrad.gpt.tuning import tune, write_sweep
 from specgrad.report.demo_page import demo_page
 from specgrad.report.demo_result import DemoResult, write_tables
-from specgrad.runs import Store
-from specgrad.runs.interrupt import StopRequest
-from specgrad.runs.progress import RunProgress
+from specgrad.runs import Run, Store
+from specgrad.runs.tracking import check_tracker
 
 SETTINGS_FILE = "demo.json"
 
@@ -41,6 +44,7 @@ class DemoOptions:
         dtype: float32, float64 or bfloat16.
         seed: seed of weights and batches, the same for all three runs.
         tune: repeat the learning-rate sweep first, and use what it finds.
+        track: where records go as they come: jsonl:FOLDER, tensorboard:FOLDER, wandb:PROJECT or mlflow:EXPERIMENT.
     """
 
     out: Path = Path("specgrad-demo")
@@ -58,10 +62,11 @@ class DemoOptions:
     dtype: str = "float32"
     seed: int = 0
     tune: bool = False
+    track: str | None = None
 
     def configs(self) -> list[Config]:
         """The three runs; raises ValueError for a setting out of range."""
-        shared = {key: value for key, value in asdict(self).items() if key not in ("out", "tune")}
+        shared = {key: value for key, value in asdict(self).items() if key not in ("out", "tune", "track")}
         return _gpt.comparison(**shared)
 
 
@@ -93,21 +98,19 @@ def run_demo(options: DemoOptions) -> DemoResult:
 
     Raises:
         ValueError: for a setting out of range, a missing or short text, or a folder that cannot be written.
-        Interrupted: after Ctrl-C; finished runs and the state of the one in progress are kept.
+        RunsFailed: if a run failed, as when the training loss is not finite.
+        RunsMissing: after Ctrl-C; finished runs and the state of the one in progress are kept.
     """
     configs = options.configs()
+    if options.track is not None:
+        check_tracker(options.track)
     store = Store(options.out / "runs")
     settings = {key: str(v.resolve()) if isinstance(v, Path) else v for key, v in asdict(options).items() if key != "out"}
     (options.out / SETTINGS_FILE).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-    with StopRequest() as stop:
-        if options.tune:
-            configs = _tuned(options, configs, store, stop)
-        missing = [c for c in configs if run_of(_gpt, c) not in store]
-        with RunProgress(len(missing) * options.steps) as progress:
-            for config in configs:
-                if config not in missing:
-                    progress.say(f"{gpt.LABELS[config.update]}: finished earlier, found in {store.path}")
-            table = collect(_gpt, configs, store, lambda c: _watch(c, store, progress, stop))
+    if options.tune:
+        configs = _tuned(options, configs, store)
+    # Whoever repeats a failed demo wants it tried again.
+    table = _collect(configs, store, _label, retry_failed=True, track=options.track)
     figures = options.out / "figures"
     checks = publish(gpt_optimizers, table, figures, "losses") + publish(gpt_condition, table, figures, "condition")
     result = DemoResult.of(options.out / "report.html", table, checks, [store.about(run_of(_gpt, c)) for c in configs])
@@ -116,34 +119,39 @@ def run_demo(options: DemoOptions) -> DemoResult:
     return result
 
 
-def _watch(config: Config, store: Store, progress: RunProgress, stop: StopRequest) -> Watch:
-    on_step = progress.watch(gpt.LABELS[config.update], config.steps)
-    return Watch(on_step, stop, store.checkpoint(run_of(_gpt, config)))
+def _collect(
+    configs: list[Config], store: Store, label: Callable[[Run], str], *, retry_failed: bool, track: str | None = None
+) -> pl.DataFrame:
+    # One run after the other on all threads.
+    return collect(_gpt, configs, store, threads=None, retry_failed=retry_failed, track=track, label=label)
 
 
-def _tuned(options: DemoOptions, configs: list[Config], store: Store, stop: StopRequest) -> list[Config]:
+def _label(run: Run) -> str:
+    return gpt.LABELS[run.config["update"]]
+
+
+def _tuned(options: DemoOptions, configs: list[Config], store: Store) -> list[Config]:
     """Repeats the sweep through the store and puts the rates it found into the configurations."""
     rows: list[dict[str, Any]] = []
-    with RunProgress(9 * options.steps) as progress:
 
-        def measure_recipe(recipe: gpt.Recipe) -> float:
-            config = replace(
-                configs[0], update=recipe.update, adamw_lr=recipe.adamw_lr, muon_lr=recipe.muon_lr,
-                probe_every=options.steps,
-            )  # fmt: skip
-            try:
-                table = collect(_gpt, [config], store, lambda c: _watch(c, store, progress, stop))
-            except FloatingPointError as error:
-                progress.say(str(error))
-                return float("inf")
-            return float(table.filter(table["step"] == options.steps)["val_loss"][0])
+    def measure_recipe(recipe: gpt.Recipe) -> float:
+        config = replace(
+            configs[0], update=recipe.update, adamw_lr=recipe.adamw_lr, muon_lr=recipe.muon_lr,
+            probe_every=options.steps,
+        )  # fmt: skip
+        try:
+            table = _collect([config], store, lambda run: f"sweep: {_label(run)}", retry_failed=False)
+        except RunsFailed as error:
+            print(error, file=sys.stderr)
+            return float("inf")
+        return float(table.filter(table["step"] == options.steps)["val_loss"][0])
 
-        for row in tune(measure_recipe, options.steps, options.mlp):
-            about = {"size": options.size, "seed": options.seed, "text": configs[0].task.config()["text"]}
-            rows.append(about | row)
-            write_sweep(options.out / "tuning.csv", rows)
-            rates = f"AdamW {row['adamw_lr']:g}" + (f", Muon {row['muon_lr']:g}" if row["update"] != "adamw" else "")
-            progress.say(f"sweep: {gpt.LABELS[row['update']]} at {rates}: validation loss {row['val_loss']:.4f}")
+    for row in tune(measure_recipe, options.steps, options.mlp):
+        about = {"size": options.size, "seed": options.seed, "text": configs[0].task.config()["text"]}
+        rows.append(about | row)
+        write_sweep(options.out / "tuning.csv", rows)
+        rates = f"AdamW {row['adamw_lr']:g}" + (f", Muon {row['muon_lr']:g}" if row["update"] != "adamw" else "")
+        print(f"sweep: {gpt.LABELS[row['update']]} at {rates}: validation loss {row['val_loss']:.4f}", file=sys.stderr)
     tuned = []
     for config in configs:
         adamw_lr, muon_lr = gpt.tuned_rates(config.update, options.mlp, rows)

@@ -1,8 +1,23 @@
 """Ctrl-C as a polite request: finish the step, keep the state, stop."""
 
 import signal
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
+
+
+class Interrupted(Exception):
+    """A measurement was asked to stop; everything up to ``step`` is in the checkpoint.
+
+    Attributes:
+        step: number of finished steps.
+        checkpoint: file with the state; None if none is kept.
+    """
+
+    def __init__(self, step: int = 0, checkpoint: Path | None = None) -> None:
+        super().__init__(f"stopped before step {step}")
+        self.step = step
+        self.checkpoint = checkpoint
 
 
 class StopRequest:

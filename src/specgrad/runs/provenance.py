@@ -48,8 +48,8 @@ def _meaning(source: str) -> str:
     return ast.dump(tree)
 
 
-def provenance(device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> dict[str, Any]:
-    """Versions, git state, host, device, threads and time, as JSON-ready values."""
+def provenance(device: torch.device | str = "cpu", dtype: torch.dtype | str | None = None) -> dict[str, Any]:
+    """Versions, git state, host, device, threads and time, as JSON-ready values; ``dtype`` as it is told."""
     versions: dict[str, str | None] = {}
     for package in _PACKAGES:
         try:
@@ -65,7 +65,7 @@ def provenance(device: torch.device | str = "cpu", dtype: torch.dtype = torch.fl
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else str(device),
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
 

@@ -1,0 +1,28 @@
+"""Attention-indexed models: exact and truncated theories of how attention matrices are learned, and SGD beside them."""
+
+from specgrad.aim.dynamics import simulate
+from specgrad.aim.observables import correlation, records
+from specgrad.aim.population import Gap, MinimumRisk, minimum_risk, population_gap
+from specgrad.aim.potential import Evaluation, Potential
+from specgrad.aim.recovery import Convergence, convergence, initial_slope, recovery_time, samples_at
+from specgrad.aim.solve import solve
+from specgrad.aim.task import Task
+
+__all__ = [
+    "Convergence",
+    "Evaluation",
+    "Gap",
+    "MinimumRisk",
+    "Potential",
+    "Task",
+    "convergence",
+    "correlation",
+    "initial_slope",
+    "minimum_risk",
+    "population_gap",
+    "records",
+    "recovery_time",
+    "samples_at",
+    "simulate",
+    "solve",
+]

@@ -1,0 +1,51 @@
+"""The operator closure: the flow of the matrices' action on short words, a noncommutative Gauss quadrature.
+
+It uses the same moments as the hierarchy at order 2m + 1, but the small matrices J_k = W W^T obey the matrix flow itself, so
+they stay PSD and never blow up.
+"""
+
+import numpy as np
+from jaxtyping import Float
+
+from specgrad.aim.basis import initial_operators
+from specgrad.aim.flow import Factors, solve_factors
+from specgrad.aim.task import Task
+
+DEFAULT_ORDER = 4
+
+
+def solve_closure(
+    task: Task,
+    times: Float[np.ndarray, " times"],
+    order: int = DEFAULT_ORDER,
+    *,
+    seed: int | None = None,
+    rtol: float = 1e-8,
+) -> tuple[Float[np.ndarray, "times k"], Float[np.ndarray, "times k k"]]:
+    """Traces and q at ``times``.
+
+    ``dJ_k/dt = -(H_k J_k + J_k H_k)`` with ``H_k = sum_l Gamma_kl(q) J_l + gamma/4``, ``q_kl = <J_k e0, J_l e0>`` and
+    ``t_k = <e0, J_k e0>``.
+
+    Args:
+        task: a tied task.
+        times: where the solution is wanted, ascending from 0.
+        order: m; two matrices have blocks of size ``2^(m+1) - 1``.
+        seed: None for the limit d = infinity, else the draw that is solved.
+        rtol: relative tolerance in time.
+
+    Cost: a few products of matrices of that size per right-hand side.
+    """
+    if order < 1:
+        raise ValueError(f"`order` of the closure must be >= 1; got {order}.")
+    operators = initial_operators(task, order, seed)
+    size = operators.shape[1]
+    unit = np.eye(size)[:, :1]
+    factors: list[np.ndarray] = []
+    for k, operator in enumerate(operators):
+        if k not in task.trained:
+            factors.append(operator)
+            continue
+        values, vectors = np.linalg.eigh(operator)
+        factors.append(vectors * np.sqrt(np.maximum(values, 0)))
+    return solve_factors(task, Factors(tuple(factors), unit, 1.0), times, rtol=rtol)

@@ -1,0 +1,142 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specgrad.aim import Potential
+from tests.aim.reference import AIM
+
+CASES = {
+    "h1": Potential("h1"),
+    "h2": Potential("h2"),
+    "h3": Potential("h3"),
+    "tanh": Potential("tanh"),
+    "sine": Potential(torch.sin),
+    "softmax, 2 tokens": Potential("softmax", tokens=2),
+    "softmax, correlated": Potential("softmax", tokens=2, covariance=[[1.0, 0.4], [0.4, 1.5]]),
+    "tanh, correlated": Potential("tanh", tokens=2, covariance=[[1.0, 0.4], [0.4, 1.5]]),
+    "two students": Potential("h2", signs=(1, 1, -1)),
+}
+
+
+def overlaps(indices, seed=0):
+    factor = np.random.default_rng(seed).standard_normal((indices, indices + 1)) / (indices + 1) ** 0.5
+    return 0.5 * factor @ factor.T
+
+
+@pytest.mark.parametrize("case", AIM["gamma_values"], ids=lambda c: f"{c['act']}-{c['q'][0][1]}")
+def test_value_and_gamma_equal_the_closed_forms(case):
+    potential = Potential(case["act"])
+    assert potential.value(case["q"]) == pytest.approx(case["Phi"], rel=1e-12)
+    np.testing.assert_allclose(potential.gamma(case["q"]), case["Gamma"], rtol=1e-12, atol=1e-12)
+
+
+def test_gamma_of_the_linear_loss_with_correlated_tokens():
+    known = AIM["gamma_quadratic_C"]
+    potential = Potential("h1", tokens=2, covariance=known["C"])
+    np.testing.assert_allclose(potential.gamma([[0.4, 0.1], [0.1, 0.7]]), known["Gamma"], rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_hessian_route_and_the_autodiff_route_agree(name):
+    potential = CASES[name]
+    q = overlaps(potential.indices)
+    np.testing.assert_allclose(potential.gamma(q), potential.gamma(q, "autodiff"), atol=1e-8)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gamma_is_the_derivative_of_the_value_with_both_off_diagonal_entries_counted(name):
+    potential = CASES[name]
+    k = potential.indices
+    q, h = overlaps(k), 1e-5
+    gamma = potential.gamma(q)
+    for i in range(k):
+        for j in range(i, k):
+            step = np.zeros((k, k))
+            step[i, j] = step[j, i] = h
+            slope = (potential.value(q + step) - potential.value(q - step)) / (2 * h)
+            assert slope == pytest.approx(gamma[i, j] * (1 if i == j else 2), abs=1e-7)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.floats(-1, 1), min_size=6, max_size=6), st.sampled_from(["h2", "h3"]))
+def test_closed_forms_equal_quadrature(entries, name):
+    factor = np.array(entries).reshape(2, 3)
+    q = factor @ factor.T
+    closed, grid = Potential(name), Potential(name)
+    with_mean = grid.evaluate(q, mean=[0.0, 0.0])  # means switch the closed forms off
+    assert with_mean.routes == (f"Gauss-Hermite {int(name[1]) + 1}",)
+    np.testing.assert_allclose(with_mean.a + with_mean.b, closed.gamma(q), atol=1e-9)
+    assert with_mean.value == pytest.approx(closed.value(q), abs=1e-9)
+
+
+def test_any_loss_by_sampling_agrees_with_the_reduced_integral_within_its_error():
+    def loss(scores):
+        rows = torch.softmax(scores, dim=-2)
+        return ((rows[..., 0] - rows[..., 1]) ** 2).sum((-1, -2))
+
+    q = [[0.5, 0.25], [0.25, 0.5]]
+    sampled = Potential(loss=loss, tokens=2).evaluate(q)
+    exact = Potential("softmax", tokens=2)
+    assert sampled.routes == ("quasi-Monte-Carlo",)
+    assert np.all(sampled.error > 0)
+    assert np.all(np.abs(sampled.a + sampled.b - exact.gamma(q)) < 5 * sampled.error)
+    assert abs(sampled.value - exact.value(q)) < 5 * sampled.value_error
+
+
+def test_a_loss_of_one_token_given_as_a_function_needs_no_sampling():
+    potential = Potential(loss=lambda g: (torch.tanh(g[..., 0, 0, 0]) - torch.tanh(g[..., 0, 0, 1])) ** 2)
+    q = overlaps(2)
+    np.testing.assert_allclose(potential.gamma(q), Potential("tanh").gamma(q), atol=1e-8)
+
+
+def test_gradients_in_psi_and_omega_and_in_the_mean_are_derivatives_of_the_value():
+    potential = CASES["tanh, correlated"]
+    psi, omega, mean, h = 0.3 * overlaps(2, 1), overlaps(2), np.array([0.3, -0.2]), 1e-5
+    found = potential.evaluate(psi, omega, mean)
+    step = np.array([[0.0, h], [h, 0.0]])
+    slope = (potential.value(psi + step, omega, mean) - potential.value(psi - step, omega, mean)) / (4 * h)
+    assert slope == pytest.approx(found.b[0, 1], abs=1e-7)
+    slope = (potential.value(psi, omega + step, mean) - potential.value(psi, omega - step, mean)) / (4 * h)
+    assert slope == pytest.approx(found.a[0, 1], abs=1e-7)
+    for k in range(2):
+        shift = h * np.eye(2)[k]
+        slope = (potential.value(psi, omega, mean + shift) - potential.value(psi, omega, mean - shift)) / (2 * h)
+        assert slope == pytest.approx(found.mean[k], abs=1e-7)
+
+
+@pytest.mark.parametrize("kinked", [torch.relu, torch.abs, torch.sign, lambda z: torch.clamp(z, -1.5, 1.0)])
+def test_losses_with_kinks_are_refused(kinked):
+    with pytest.raises(ValueError, match="twice differentiable"):
+        Potential(kinked).gamma(overlaps(2))
+
+
+def test_steep_but_smooth_losses_are_accepted():
+    steep = Potential(lambda z: torch.nn.functional.softplus(20 * z) / 20)
+    assert np.isfinite(steep.gamma(overlaps(2))).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"covariance": [[1.0, 2.0], [2.0, 1.0]], "tokens": 2}, "`covariance` of `aim.Potential` must be symmetric and PSD"),
+        ({"covariance": [[1.0, 0.0], [0.0, 1.0]]}, r"must have shape \(1, 1\)"),
+        ({"activation": "softmax"}, "`tokens` of `aim` must be >= 2 for softmax"),
+        ({"activation": "h4"}, "`activation` of `aim` must be one of h1"),
+        ({"loss": "absolute"}, "`loss` of `aim` must be 'squared' or a function"),
+        ({"loss": lambda g: g}, "must map"),
+        ({"loss": lambda g: g[..., 0, 0, 2], "tokens": 1}, "must accept scores of shape"),
+        ({"tokens": 0}, "`tokens` of `aim.Potential` must be >= 1"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Potential(**settings)
+
+
+def test_order_parameters_of_the_wrong_shape_or_outside_the_cone_are_refused():
+    with pytest.raises(ValueError, match=r"`q` of `aim.Potential` must have shape \(2, 2\)"):
+        Potential("h2").value([[1.0]])
+    with pytest.raises(ValueError, match="PSD covariance"):
+        Potential("tanh").gamma([[1.0, 2.0], [2.0, 1.0]])

@@ -1,0 +1,147 @@
+import numpy as np
+import pytest
+
+from specgrad.aim import (
+    Task,
+    convergence,
+    initial_slope,
+    minimum_risk,
+    population_gap,
+    recovery_time,
+    samples_at,
+    simulate,
+    solve,
+)
+from specgrad.aim.recovery import direct_slope
+from tests.aim.reference import AIM, activation
+
+SLOPES = AIM["initial_derivatives"]
+
+
+@pytest.mark.parametrize(
+    ("name", "scale", "slope"), [("h1", 1.0, 4.0), ("h2", 0.5, 0.5), ("h3", 0.5, 0.375), ("soft", 1.0, 0.45145)]
+)
+def test_initial_slopes_of_tied_attention(name, scale, slope):
+    task = Task(student_scale=scale, teacher_scale=scale, **activation(name))
+    assert initial_slope(task)["dp12"] == pytest.approx(slope, abs=5e-6)
+    start = solve(task, "exact", t_eval=[0.0, 1e-5])
+    assert (start["p12"][1] - start["p12"][0]) / 1e-5 == pytest.approx(slope, rel=1e-3)
+
+
+def test_initial_slopes_in_the_reference_file():
+    for case in SLOPES:
+        if case["case"].startswith("tied"):
+            task = Task(activation=case["act"], student_scale=case["scale"], teacher_scale=case["scale"])
+            assert initial_slope(task)["dp12"] == pytest.approx(case["dp12_dt"], rel=1e-12)
+        else:
+            cross = case["Omega12=Psi12"]
+            psi, omega = ([[case[f"{n}11"], cross], [cross, case[f"{n}22"]]] for n in ("Psi", "Omega"))
+            task = Task(attention="direct", activation=case["act"])
+            found = direct_slope(task, np.array(case["t"]), np.array(psi), np.array(omega))
+            assert found["dpOmega12"] == pytest.approx(case["dpOmega12_dtau"], abs=1e-12)
+            assert found["dpPsi12"] == pytest.approx(case["dpPsi12_dtau"], abs=1e-12)
+
+
+def test_recovery_times_of_theory_and_of_sgd_agree():
+    task = Task(dim=60, activation="h1")
+    theory = recovery_time(solve(task, t_max=1.0), 0.5)
+    run = recovery_time(simulate(task, lr=0.01, batch_size=512, t_max=0.7, seeds=3), 0.5)
+    assert theory.shape == ()
+    assert run.shape == (3,)
+    assert np.abs(run / theory - 1).max() < 0.08
+    never = recovery_time(solve(Task(attention="direct", activation="h2", student="symmetric"), t_max=1.0))
+    assert np.isnan(never)
+
+
+def test_the_second_hermite_activation_recovers_earlier_at_finite_dimension_whatever_the_step():
+    # Fourth cumulants of the scores, 48 tr(S^4)/d, enter its loss: the deviation is of the dimension, not of the noise.
+    limit = float(recovery_time(solve(Task(activation="h2"), t_max=0.5)))
+    early = {}
+    for dim, lr in ((40, 0.004), (40, 0.002), (100, 0.004)):
+        run = simulate(Task(dim=dim, activation="h2"), lr=lr, batch_size=512, t_max=0.3, seeds=2)
+        early[dim, lr] = 1 - recovery_time(run).mean() / limit
+    assert early[40, 0.004] == pytest.approx(early[40, 0.002], rel=0.15)
+    assert 0.1 < early[100, 0.004] < 0.75 * early[40, 0.004]
+
+
+def test_samples_are_counted_in_units_of_d_squared_log_d():
+    task = Task(dim=100)
+    # t = 4 lr n / d: with lr = 1/(d log d) one unit of time is d^2 log d / 4 steps of one sample.
+    assert samples_at(task, 1.0, 1 / (100 * np.log(100))) == pytest.approx(0.25)
+
+
+def test_strong_recovery_is_exponential_with_the_known_constant_where_the_spectrum_has_a_gap():
+    times = np.geomspace(0.1, 30, 60)
+    gap = convergence(solve(Task(activation="h1", student_ratio=2.0, teacher_ratio=2.0), t_eval=times))
+    assert gap.kind == "exponential"
+    # c = 4 lambda_min, lambda_min = scale (sqrt(2) - 1)^2, approached from above like 1/t: few eigenvalues lie at the edge.
+    bound = 2 * (2**0.5 - 1) ** 2
+    assert bound < gap.rate[-1] < bound + 1.5 / gap.t[-1]
+    assert gap.t[-1] > 20
+    square = convergence(solve(Task(activation="h1"), t_eval=times))
+    assert square.kind == "power law"
+
+
+def test_convergence_refuses_an_optimum_above_the_losses():
+    with pytest.raises(ValueError, match=r"`optimum` of `aim.convergence`"):
+        convergence(solve(Task(activation="h1"), t_max=2.0), optimum=10.0)
+
+
+@pytest.mark.parametrize("dim", [50, 100])
+def test_the_gap_of_an_even_loss_is_of_order_one_over_d_and_given_by_fourth_cumulants(dim):
+    task = Task(dim=dim, activation="tanh", student_scale=1.0, teacher_scale=1.0)
+    gap = population_gap(task.potential, task.matrices(0), samples=100_000)
+    assert abs(gap.third) < 1e-10
+    assert -1.3 < gap.fourth * dim < -0.9
+    assert abs(gap.gap - gap.fourth) < 4 * gap.error + 2 / dim**2 * 5
+
+
+def test_the_gap_of_a_loss_without_symmetry_is_given_by_both_corrections():
+    def loss(scores):
+        z = scores[..., 0, 0, :]
+        return (z[..., 0] + z[..., 0] ** 2 / 2 - z[..., 1]) ** 2
+
+    found = []
+    for dim in (50, 200):
+        task = Task(dim=dim, loss=loss, student_scale=1.0, teacher_scale=1.0)
+        gap = population_gap(task.potential, task.matrices(0), samples=20_000)
+        # A polynomial of degree four: controls and corrections are both exact.
+        assert gap.gap == pytest.approx(gap.third + gap.fourth, rel=1e-8)
+        found.append(gap.third * dim**0.5)
+    assert found[0] == pytest.approx(found[1], rel=0.15)
+
+
+@pytest.mark.parametrize("centred", [True, False])
+def test_the_gap_with_correlated_tokens_and_matrices_without_symmetry(centred):
+    task = Task(
+        dim=30, activation="tanh", tokens=2, covariance=[[1.0, 0.4], [0.4, 1.5]], attention="direct", teacher="gaussian"
+    )
+    gap = population_gap(task.potential, task.matrices(0), samples=60_000, centred=centred)
+    assert abs(gap.gap - gap.third - gap.fourth) < 4 * gap.error + 20 / 30**2
+    assert abs(gap.gap) > 5 * gap.error
+
+
+def test_the_smallest_risk_is_zero_where_the_teacher_can_be_reached():
+    for name in ("h1", "h2", "h3"):
+        assert minimum_risk(Task(activation=name)).value == pytest.approx(0, abs=1e-9)
+        assert minimum_risk(Task(activation=name, attention="direct")).value == pytest.approx(0, abs=1e-9)
+    assert minimum_risk(Task(activation="h1", teacher="symmetric")).value > 0.1
+
+
+def test_the_smallest_risk_of_a_student_of_low_rank_is_what_the_cut_eigenvalues_hold():
+    task = Task(activation="h1", student_ratio=0.25)
+    found = minimum_risk(task)
+    generator = np.random.default_rng(0)
+    w = generator.standard_normal((800, 800)) * (0.5 / 800) ** 0.5
+    cut = np.sort(np.linalg.eigvalsh(w @ w.T))[:600]
+    assert found.value == pytest.approx(2 * (cut**2).sum() / 800, rel=0.02)
+
+
+def test_bad_input_of_gap_and_risk_is_refused():
+    task = Task(dim=10)
+    with pytest.raises(ValueError, match="`matrices` must be 2"):
+        population_gap(task.potential, task.matrices()[:1])
+    with pytest.raises(ValueError, match="`samples` must be >= 1000"):
+        population_gap(task.potential, task.matrices(), samples=10)
+    with pytest.raises(ValueError, match=r"`aim.minimum_risk` needs one trained student"):
+        minimum_risk(Task(student_ratio=(1.0, 1.0)))
