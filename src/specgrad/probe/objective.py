@@ -57,18 +57,25 @@ class Objective:
 
     def summed(self, tensor: Tensor) -> Tensor:
         """The sum over all ranks."""
-        if self.group is not None:
-            tensor = tensor.clone()
-            torch.distributed.all_reduce(tensor, group=self.group)
-        return tensor
+        if self.group is None:
+            return tensor
+        there = tensor.to(self._device, copy=True)
+        torch.distributed.all_reduce(there, group=self.group)
+        return there.to(tensor.device)
+
+    @property
+    def _device(self) -> torch.device:
+        # Groups of accelerators sum what lies on accelerators alone.
+        return next(self.model.parameters()).device
 
     def gathered(self, values: Tensor) -> Tensor:
         """The values of all ranks after each other; every rank has equally many."""
         if self.group is None:
             return values
+        values = values.to(self._device)
         parts = [torch.empty_like(values) for _ in range(torch.distributed.get_world_size(self.group))]
         torch.distributed.all_gather(parts, values, group=self.group)
-        return torch.cat(parts)
+        return torch.cat(parts).cpu()
 
     @property
     def rank(self) -> int:
