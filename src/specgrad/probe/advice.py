@@ -62,6 +62,12 @@ def next_steps(layers: list[LayerSummary], overflows: int) -> list[str]:
     weak = [layer.layer for layer in measured if layer.advantage < 1 and layer.kind not in ("embedding", "gain")]
     if weak:
         lines.append(f"A spectral step is predicted to gain less than a Euclidean one (advantage < 1) on {some(weak)}.")
+    hidden = [layer for layer in measured if layer.kind not in ("embedding", "gain")]
+    if hidden and not weak:
+        lines.append(
+            f"A spectral step is predicted to gain more than a Euclidean one (advantage > 1) on all {len(hidden)} measured "
+            "matrices outside embeddings: train them with `specgrad.optim.Muon(report.param_groups())`."
+        )
     outlying = [layer.layer for layer in layers if layer.outlier_share > OUTLIER_SHARE]
     if outlying:
         lines.append(
