@@ -85,6 +85,29 @@ def test_two_processes_report_the_statistics_of_one(job, tmp_path):
             assert values == pytest.approx(expected[layer], rel=1e-4), layer
 
 
+def levels(rank, world, results):
+    model = DistributedDataParallel(Model())
+    part = ids().chunk(world)[rank]
+    probe = Probe(model)
+    results[rank] = (
+        [r["advantage"] for r in probe.measure_advantage(part, part.roll(1, 1), draws=100)],
+        [r["step_spectral"] for r in probe.measure_advantage(part, part.roll(1, 1), method="gauss_newton")],
+        [r["gain"] for r in probe.measure_gain(part, part.roll(1, 1))],
+    )
+
+
+def test_levels_two_and_three_of_two_processes_are_those_of_the_whole_batch(tmp_path):
+    probe = Probe(Model())
+    whole = ids(), ids().roll(1, 1)
+    advantages = [r["advantage"] for r in probe.measure_advantage(*whole, draws=100)]
+    steps = [r["step_spectral"] for r in probe.measure_advantage(*whole, method="gauss_newton")]
+    gains = [r["gain"] for r in probe.measure_gain(*whole)]
+    for got in run(levels, 2, tmp_path):
+        assert got[0] == pytest.approx(advantages, rel=0.25)
+        assert got[1] == pytest.approx(steps, rel=1e-3)
+        assert got[2] == pytest.approx(gains, rel=1e-3, nan_ok=True)
+
+
 def sharded_levels(rank, world, results):
     model = Model()
     fully_shard(model)

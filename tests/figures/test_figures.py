@@ -5,7 +5,7 @@ import re
 import polars as pl
 import pytest
 
-from specgrad.figures import _gpt, gpt_condition, gpt_optimizers, polar_error
+from specgrad.figures import _gpt, gpt_condition, gpt_optimizers, polar_error, probe_adaptive, probe_advantage
 from specgrad.figures._collect import collect, latex_table, publish
 from specgrad.figures._figure import Check, Watch, claim, figure_names, load_figure, run_of
 from specgrad.runs import Store
@@ -123,3 +123,34 @@ def test_watch_passes_progress_through():
     config = _gpt.Config(size="tiny", steps=2, batch_size=2)
     _gpt.measure(config, Watch(on_step=lambda done, loss: seen.append(done)))
     assert seen == [1, 2]
+
+
+def test_the_probes_prediction_passes_where_it_ranks_and_fails_where_it_does_not(tmp_path):
+    config = probe_advantage.Config("tiny", "relu2", "muon", steps=80, first=80, draws=32)
+    store = Store(tmp_path / "runs")
+    table = collect(probe_advantage, [config], store)
+    assert table.height == 14
+    correlation, factor, _ = probe_advantage.check(table)
+    assert float(correlation.got.split()[0]) > 0.5
+    assert float(factor.got) < 2
+    turned = table.with_columns(predicted=4 / pl.col("realised"))
+    assert not probe_advantage.check(turned)[0].passed
+    assert not probe_advantage.check(table.with_columns(predicted=2 * pl.col("realised")))[1].passed
+    publish(probe_advantage, table, tmp_path, "advantage")
+    assert (tmp_path / "advantage.png").exists()
+
+
+def test_the_routing_experiment_gives_spectral_steps_to_whom_it_says(tmp_path):
+    store = Store(tmp_path / "runs")
+    strategies = ("adamw", "worst-half", "best-half", "adaptive", "muon")
+    configs = [probe_adaptive.Config(s, "tiny", "relu2", 12, 4, 4) for s in strategies]
+    table = collect(probe_adaptive, configs, store)
+    last = table.filter(pl.col("final"))
+    assert dict(zip(last["strategy"], last["spectral"], strict=True)) | {"adaptive": 0} == {
+        "adamw": 0, "worst-half": 6, "best-half": 6, "adaptive": 0, "muon": 12,
+    }  # fmt: skip
+    before = table.filter(pl.col("step") < 4, pl.col("strategy") == "best-half")
+    assert before["spectral"].to_list() == [0] * before.height
+    assert len(probe_adaptive.check(table)) == 5
+    publish(probe_adaptive, table, tmp_path, "adaptive")
+    assert (tmp_path / "adaptive.png").exists()

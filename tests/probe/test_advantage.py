@@ -276,6 +276,9 @@ def test_measurements_enter_the_report_and_are_audited():
     assert [row["layer"] for row in report.audit().rows] == ["0", "2"]
     assert "Predicted advantage of a spectral step" in report.summary()
     assert "predicted" in str(report) and "realised" in str(report)
+    advice = " ".join(report.next_steps())
+    weak = [layer.layer for layer in report.layers if layer.advantage < 1]
+    assert ("Muon(report.param_groups())" in advice) == (not weak)
     assert all(math.isfinite(layer.advantage) and math.isfinite(layer.gain) for layer in report.layers)
 
 

@@ -280,3 +280,23 @@ def test_notebooks_get_a_table():
         model(data()).square().mean().backward()
         probe.step()
     assert "<table" in probe.report()._repr_html_()
+
+
+def test_a_resumed_probe_measures_bit_for_bit_as_an_uninterrupted_one(tmp_path):
+    def measure(model, probe, steps):
+        for step in steps:
+            model(data(step)).square().mean().backward()
+            probe.step()
+            model.zero_grad()
+
+    model = network()
+    with Probe(model, every=2) as probe:
+        measure(model, probe, range(8))
+    first, second = Probe(model, every=2), Probe(model, every=2)
+    with first:
+        measure(model, first, range(3))
+    torch.save(first.state_dict(), tmp_path / "probe.pt")
+    second.load_state_dict(torch.load(tmp_path / "probe.pt", weights_only=True))
+    with second:
+        measure(model, second, range(3, 8))
+    assert repr(second.records) == repr(probe.records)

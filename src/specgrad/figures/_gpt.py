@@ -17,7 +17,9 @@ from specgrad.gpt.recipes import Update
 from specgrad.runs import Watch
 
 EXPERIMENT = "gpt"
-CODE = ("specgrad.linalg", "specgrad.optim", "specgrad.probe.probe", "specgrad.probe.layers", "specgrad.gpt")
+# What the probe measures in these runs: level 1 alone.
+_PROBE = ("probe", "layers", "streams", "inputs", "patches", "gathering", "records", "gradients", "condition")
+CODE = ("specgrad.linalg", "specgrad.optim", *(f"specgrad.probe.{name}" for name in _PROBE), "specgrad.gpt")
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 

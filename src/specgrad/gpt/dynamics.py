@@ -70,7 +70,7 @@ def simulate(
         run = _Training(task, recipe, torch.device(device), dtype)
     running = task.validation_windows(_RUNNING_WINDOWS)
     told = len(run.records)
-    with Probe(run.model, every=probe_every) as probe:
+    with Probe(run.model, every=probe_every, exact=True) as probe:
         probe.resume_at(run.step)
         while run.step < recipe.steps:
             if run.step == recipe.steps - 1:

@@ -50,7 +50,7 @@ def next_steps(layers: list[LayerSummary], overflows: int) -> list[str]:
     lines = []
     failing = [layer.layer for layer in layers if layer.verdict == "fails" and layer.kind not in ("embedding", "gain")]
     if failing:
-        lines.append(f"Keep {_some(failing)} with AdamW (nr(G)/st(A) < {FAILS_BELOW:g}); `report.param_groups()` does so.")
+        lines.append(f"Keep {some(failing)} with AdamW (nr(G)/st(A) < {FAILS_BELOW:g}); `report.param_groups()` does so.")
     measured = [layer for layer in layers if math.isfinite(layer.advantage)]
     if not measured:
         lines.append(
@@ -61,16 +61,22 @@ def next_steps(layers: list[LayerSummary], overflows: int) -> list[str]:
         lines.append("Audit the predicted advantages on a few layers with `probe.measure_gain(inputs, targets)`.")
     weak = [layer.layer for layer in measured if layer.advantage < 1 and layer.kind not in ("embedding", "gain")]
     if weak:
-        lines.append(f"A spectral step is predicted to gain less than a Euclidean one (advantage < 1) on {_some(weak)}.")
+        lines.append(f"A spectral step is predicted to gain less than a Euclidean one (advantage < 1) on {some(weak)}.")
+    hidden = [layer for layer in measured if layer.kind not in ("embedding", "gain")]
+    if hidden and not weak:
+        lines.append(
+            f"A spectral step is predicted to gain more than a Euclidean one (advantage > 1) on all {len(hidden)} measured "
+            "matrices outside embeddings: train them with `specgrad.optim.Muon(report.param_groups())`."
+        )
     outlying = [layer.layer for layer in layers if layer.outlier_share > OUTLIER_SHARE]
     if outlying:
         lines.append(
-            f"One token carries more than {OUTLIER_SHARE:.0%} of the squared input norm of {_some(outlying)}: their low "
+            f"One token carries more than {OUTLIER_SHARE:.0%} of the squared input norm of {some(outlying)}: their low "
             "stable rank is that token's, not a common mean's."
         )
     unmeasured = [layer.layer for layer in layers if layer.verdict == "undefined"]
     if unmeasured:
-        lines.append(f"No verdict on {_some(unmeasured)}; the reasons are listed.")
+        lines.append(f"No verdict on {some(unmeasured)}; the reasons are listed.")
     if overflows:
         lines.append(f"{overflows} measured steps were left out because their gradients were not finite.")
     for layer in layers:
@@ -84,6 +90,7 @@ def next_steps(layers: list[LayerSummary], overflows: int) -> list[str]:
     return lines
 
 
-def _some(names: list[str]) -> str:
+def some(names: list[str]) -> str:
+    """The first four names and how many more there are."""
     shown = ", ".join(names[:4])
     return f"{shown} and {len(names) - 4} more" if len(names) > 4 else shown

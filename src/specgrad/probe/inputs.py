@@ -57,8 +57,14 @@ class Rows:
     """Inputs of a linear layer."""
 
     def __init__(self, inputs: Float[Tensor, "*batch k"]) -> None:
-        self.matrix = in_range(inputs.detach().reshape(-1, inputs.shape[-1]))
+        self.matrix = inputs.detach().reshape(-1, inputs.shape[-1])
+        self.matrix = self.matrix if self.matrix.dtype == torch.float64 else self.matrix.float()
         self.tokens, self.features = self.matrix.shape
+        self._norms: Tensor = torch.linalg.vector_norm(self.matrix, dim=1)
+        if self.matrix.dtype == torch.float32 and self.tokens and not 1e-12 < self._norms.max() < 1e12:
+            # Squares and their products would leave the range of float32.
+            self.matrix = self.matrix.double()
+            self._norms = torch.linalg.vector_norm(self.matrix, dim=1)
 
     def operator(self) -> Operator:
         """Products with the stored matrix."""
@@ -74,8 +80,7 @@ class Rows:
 
     def row_squares(self) -> Float[Tensor, " n"]:
         """Squared norm of each row."""
-        norms: Tensor = torch.linalg.vector_norm(self.matrix, dim=1)
-        return norms.square()
+        return self._norms.square()
 
     def row(self, index: int) -> Float[Tensor, " k"]:
         """One row."""

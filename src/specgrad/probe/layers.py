@@ -149,7 +149,7 @@ def _layer(
     if parameter.numel() == 0:
         return "empty"
     if "bias" in leaf:
-        return f"{leaf} of a {kind}: a bias is an extra input row of ones, which the condition leaves out"
+        return "bias: an extra input row of ones, which the condition leaves out"
     if isinstance(module, nn.utils.parametrize.ParametrizationList) or hasattr(module, "parametrizations"):
         return "parametrised: the weight is computed from other parameters, which have no inputs of their own"
     for refused, reason in _REFUSED.items():

@@ -176,7 +176,7 @@ def likelihood_of(loss: Any) -> Likelihood:
     if found is None or reduction == "none":
         raise ValueError(
             f"`loss` must be one whose targets can be sampled from the model: {', '.join(_BY_NAME)}, the PyTorch loss of "
-            f"one of these, or a `specgrad.probe.Likelihood` with your own sampler; got {loss!r}. Without a sampler there is no "
+            f"one of these, or a `specgrad.probe.Likelihood` with your own sampler; got {loss!r}. Without one there is no "
             "unbiased curvature: gradients of the true labels do not give it."
         )
     return found  # a summed loss has the same ratios; decreases are given per unit

@@ -39,6 +39,7 @@ class Objective:
         likelihood: the loss.
         forward: how outputs are computed.
         chunk: sequences per forward pass.
+        group: process group over which the batch is split; every rank then holds its own part of the batch.
     """
 
     model: nn.Module
@@ -47,11 +48,39 @@ class Objective:
     likelihood: Likelihood
     forward: Forward = default_forward
     chunk: int = 16
+    group: Any = None
 
     @property
     def sequences(self) -> int:
-        """Number of independent samples."""
+        """Number of independent samples on this rank."""
         return len(self.targets)
+
+    def summed(self, tensor: Tensor) -> Tensor:
+        """The sum over all ranks."""
+        if self.group is None:
+            return tensor
+        there = tensor.to(self._device, copy=True)
+        torch.distributed.all_reduce(there, group=self.group)
+        return there.to(tensor.device)
+
+    @property
+    def _device(self) -> torch.device:
+        # Groups of accelerators sum what lies on accelerators alone.
+        return next(self.model.parameters()).device
+
+    def gathered(self, values: Tensor) -> Tensor:
+        """The values of all ranks after each other; every rank has equally many."""
+        if self.group is None:
+            return values
+        values = values.to(self._device)
+        parts = [torch.empty_like(values) for _ in range(torch.distributed.get_world_size(self.group))]
+        torch.distributed.all_gather(parts, values, group=self.group)
+        return torch.cat(parts).cpu()
+
+    @property
+    def rank(self) -> int:
+        """Number of this rank."""
+        return 0 if self.group is None else int(torch.distributed.get_rank(self.group))
 
     def parts(self, size: int | None = None) -> Iterator[slice]:
         """Consecutive ranges of sequences."""
@@ -71,7 +100,8 @@ class Objective:
             outputs = self.outputs(part)
             total += float(self.likelihood.loss(outputs.double(), self.targets[part]))
             units += self.likelihood.units(outputs, self.targets[part])
-        return total / units
+        both = self.summed(torch.tensor([total, units], dtype=torch.float64))
+        return float(both[0] / both[1])
 
     def gradients(self, weights: list[Tensor]) -> tuple[list[Tensor | None], float]:
         """Gradients of the summed loss, and the number of units."""
@@ -83,6 +113,9 @@ class Objective:
             summed = self.likelihood.loss(outputs, self.targets[part])
             found = torch.autograd.grad(summed, weights, allow_unused=True)
             sums = [s if g is None else g if s is None else s + g for s, g in zip(sums, found, strict=True)]
+        if self.group is not None:
+            sums = [self.summed(torch.zeros_like(w) if s is None else s) for s, w in zip(sums, weights, strict=True)]
+            units = float(self.summed(torch.tensor([units], dtype=torch.float64)))
         return sums, units
 
 

@@ -22,6 +22,8 @@ from specgrad.probe.routing import Evidence
 
 OnRecord = Callable[[int, dict[str, Any]], None]
 
+_RESULTS = ("records", "advantages", "gains", "spectra")
+
 
 class Probe:
     """Measures stable rank of inputs and nuclear rank of gradients of every weight matrix while a model trains.
@@ -79,6 +81,9 @@ class Probe:
             raise ValueError(f"`every` of `Probe` must be >= 1; got {every}.")
         if shards is not None and shards < 1:
             raise ValueError(f"`shards` of `Probe` must be >= 1; got {shards}.")
+        if isinstance(model, nn.DataParallel):
+            raise ValueError("`model` of `Probe` must not be a DataParallel, whose copies no hook reaches; use "
+                             "DistributedDataParallel.")  # fmt: skip
         self.model = unwrapped(model)
         self.layers, self.skipped = find_layers(self.model, pattern, blocks)
         self.group = group if group is not None else process_group(model)
@@ -151,10 +156,10 @@ class Probe:
         Returns:
             One record per block of each layer on a measured step, else an empty list: ``step``, ``layer``, ``kind``,
             ``rows``, ``cols``, ``tokens``, ``stable_rank`` (``_error``: relative, ``_side``: exact or above),
-            ``nuclear_rank``, ``ratio``, ``verdict``, ``reason`` (why undefined, else empty), ``noise_to_signal``, ``outlier_share``,
-            ``core_stable_rank`` of attention outputs, ``participation_ratio``, ``gradient_stable_rank``, norms of the
-            gradient, ``frequency_exponent`` of embeddings, ``parameter``. Empty too after an overflow, which is counted in
-            ``overflows`` and measured again at the next step.
+            ``nuclear_rank``, ``ratio``, ``verdict``, ``reason`` (why undefined, else empty), ``noise_to_signal``,
+            ``outlier_share``, ``core_stable_rank`` of attention outputs, ``participation_ratio``,
+            ``gradient_stable_rank``, norms of the gradient, ``frequency_exponent`` of embeddings, ``parameter``. Empty too
+            after an overflow, which is counted in ``overflows`` and measured again at the next step.
 
         Raises:
             RuntimeError: if the probe is not attached, or a measured step had no backward pass.
@@ -171,7 +176,7 @@ class Probe:
                     "models: before zero_grad)."
                 )
             fired = bool(self._gathered.inputs or self._gathered.counts)
-            finite = all(bool(grad.sum().isfinite()) for grad in self._gathered.grads.values())
+            finite = all(map(_finite, self._gathered.grads.values()))
             again = not finite or (not fired and self._eager.missed())
             self.overflows += not finite
             if not again:
@@ -209,7 +214,7 @@ class Probe:
             settings: the others of `specgrad.probe.measure_advantage`.
         """
         with self._aside():
-            found = measure_advantage(self.model, inputs, targets, loss, step=self._step, layers=self.layers, **settings)
+            found = measure_advantage(self.model, inputs, targets, loss, **self._common(), **settings)
         self.advantages += found
         return found
 
@@ -225,9 +230,12 @@ class Probe:
             settings: the others of `specgrad.probe.measure_gain`.
         """
         with self._aside():
-            found = measure_gain(self.model, inputs, targets, loss, step=self._step, layers=self.layers, **settings)
+            found = measure_gain(self.model, inputs, targets, loss, **self._common(), **settings)
         self.gains += found
         return found
+
+    def _common(self) -> dict[str, Any]:
+        return {"step": self._step, "layers": self.layers, "group": self.group}
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
@@ -237,6 +245,18 @@ class Probe:
             yield
         finally:
             self._paused = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs to measure as an uninterrupted one would: position, results, starts of the estimates."""
+        kept = {name: list(getattr(self, name)) for name in _RESULTS}
+        return kept | {"step": self._step, "overflows": self.overflows, "starts": dict(self._starts), "forced": self._forced}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over a state that `state_dict` gave."""
+        for name in _RESULTS:
+            setattr(self, name, list(state[name]))
+        self.overflows, self._forced, self._starts = state["overflows"], state["forced"], dict(state["starts"])
+        self.resume_at(state["step"])
 
     def evidence(self, parameter: Tensor) -> Evidence | None:
         """What the last measurements say on a parameter, for an optimizer that adapts; None where nothing is known."""
@@ -325,11 +345,18 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """The user's model inside DistributedDataParallel and ``torch.compile``, under whose names layers are reported."""
     while True:
         inner: Any = getattr(model, "_orig_mod", None)
-        if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
+        if inner is None and type(model).__name__ == "DistributedDataParallel":
             inner = model.module
         if not isinstance(inner, nn.Module):
             return model
         model = inner
+
+
+def _finite(grad: Tensor) -> bool:
+    """Whether a gradient has neither Inf nor NaN, which its sum would show; in float32, beyond which half precision ends."""
+    values = grad.coalesce().values() if grad.is_sparse else grad
+    wide = values.dtype if values.dtype == torch.float64 else torch.float32
+    return bool(values.sum(dtype=wide).isfinite())
 
 
 class _Hook:

@@ -14,7 +14,7 @@ from torch import nn
 
 from specgrad.optim.blocks import Blocks
 from specgrad.optim.groups import ParamGroups
-from specgrad.probe.advice import next_steps
+from specgrad.probe.advice import next_steps, some
 from specgrad.probe.routing import routed_groups
 from specgrad.probe.summary import LayerSummary, summarise_layers
 
@@ -170,7 +170,10 @@ class ProbeReport:
 
     def __str__(self) -> str:
         lines = [str(layer) for layer in self.layers]
-        lines += [f"{name}: not probed, {reason}" for name, reason in self.skipped.items()]
+        by_reason: dict[str, list[str]] = {}
+        for name, reason in self.skipped.items():
+            by_reason.setdefault(reason, []).append(name)
+        lines += [f"{some(names)}: not probed, {reason}" for reason, names in by_reason.items()]
         lines += [self.summary(), *self.next_steps()]
         if self.gains and self.advantages:
             lines.append(str(self.audit()))

@@ -28,9 +28,9 @@ class Evidence:
         cls, parameters: Collection[str], records: Sequence[dict[str, Any]], advantages: Sequence[dict[str, Any]]
     ) -> "Evidence":
         """Evidence from the last measurement of each level."""
-        last = _last([row for row in advantages if row["parameter"] in parameters])
+        last = _last(advantages, parameters)
         logs = [math.log(row["advantage"]) for row in last if row["advantage"] > 0 and not row["reason"]]
-        verdicts = [row["verdict"] for row in _last([row for row in records if row["parameter"] in parameters])]
+        verdicts = [row["verdict"] for row in _last(records, parameters)]
         return cls(math.exp(sum(logs) / len(logs)) if logs else math.nan, tuple(verdicts))
 
     def favours_spectral(self, now: bool, threshold: float = 1.0, hysteresis: float = 1.1) -> bool:
@@ -56,8 +56,15 @@ class Evidence:
         return "condition " + ", ".join(sorted(set(self.verdicts))) if self.verdicts else "not measured"
 
 
-def _last(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [row for row in rows if row["step"] == rows[-1]["step"]] if rows else []
+def _last(rows: Sequence[dict[str, Any]], parameters: Collection[str]) -> list[dict[str, Any]]:
+    """The rows on some parameters of the last step that has any, found from the end."""
+    found: list[dict[str, Any]] = []
+    for row in reversed(rows):
+        if found and row["step"] != found[0]["step"]:
+            break
+        if row["parameter"] in parameters:
+            found.append(row)
+    return found
 
 
 def routed_groups(
