@@ -25,7 +25,7 @@ def lines_of(error):
 def test_the_commands_are_these():
     done = specgrad("--help")
     assert done.returncode == 0
-    assert "{demo,figures,figure,reproduce,sweep,status,doctor,cite}" in done.stdout
+    assert "{demo,probe,figures,figure,reproduce,sweep,status,doctor,cite}" in done.stdout
 
 
 def test_the_version_is_printed():

@@ -14,7 +14,7 @@ from specgrad.figures import (
 )
 from specgrad.figures._collect import collect, publish
 from specgrad.figures._figure import Watch
-from specgrad.runs import Store
+from specgrad.runs import Interrupted, Store
 
 # Small versions of the quick presets, whose checks must still pass.
 SMALL = {
@@ -51,7 +51,7 @@ def test_checks_fail_where_the_claim_does():
 
 def test_a_simulation_that_is_asked_to_stop_leaves_no_half_a_run():
     config = dataclasses.replace(SMALL[aim_truncation_linear][0], dim=16)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Interrupted):
         aim_truncation_linear.measure(config, Watch(should_stop=lambda: True))
 
 

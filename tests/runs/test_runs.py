@@ -2,6 +2,7 @@ import os
 import signal
 import time
 
+import numpy as np
 import polars as pl
 import pytest
 import torch
@@ -98,3 +99,10 @@ def test_the_first_interrupt_asks_to_stop_and_the_second_stops_at_once():
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(1)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_seed_from_numpy_names_the_same_stream_and_a_fraction_none():
+    draws = [torch.rand(3, generator=stream(seed, "data", step)) for seed, step in ((3, 1), (np.int64(3), np.int32(1)))]
+    assert draws[0].equal(draws[1])
+    with pytest.raises(TypeError):
+        stream(0.5)

@@ -72,6 +72,16 @@ def test_unreached_values_enter_as_bounds_and_not_as_the_horizon():
     assert abs(tobit - 2) < abs(dropped - 2)
 
 
+def test_values_below_what_can_be_seen_enter_as_bounds_too():
+    found = []
+    for seed in range(20):
+        xs, y, seeds = sample(2.0, 0.3, 8, seed)
+        unseen = y < 3 * 25.0**2
+        assert unseen.any()
+        found.append(fit_power_law(xs, np.maximum(y, 3 * 25.0**2), seeds, below=unseen, resamples=2).exponent)
+    assert abs(np.mean(found) - 2) < 0.05
+
+
 def test_the_window_is_the_one_asked_for_and_is_recorded():
     y = np.where(X < 64, 1.0, X / 64)
     fit = fit_power_law(X, y, window=(64, 256))
@@ -89,7 +99,7 @@ def test_the_fit_says_how_many_values_were_unreached():
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"y": [1.0, 2.0]}, "`x`, `y` and `censored` .* must be as long as each other"),
+        ({"y": [1.0, 2.0]}, "`x`, `y`, `censored` and `below` .* must be as long as each other"),
         ({"y": [1.0, -2.0, 3.0, 4.0, 5.0]}, "`y` .* must be finite and > 0 .*; got -2.0 at position 1"),
         ({"y": [1.0, math.nan, 3.0, 4.0, 5.0]}, "mark an unreached value as censored.*got nan"),
         ({"window": (100.0, 130.0)}, r"`x` .* at least two different values .* window \[100, 130\]; got \[128.0\]"),
@@ -123,5 +133,5 @@ def test_an_exponent_check_passes_near_the_prediction_and_fails_away_from_it_or_
     vague = fit_power_law(*sample(2.0, 2.0, 3))
     check = exponent_check("capacity", vague, 2.0, 0.05)
     assert not check.passed
-    assert check.got.endswith("too wide")
+    assert "], too wide; local slopes " in check.got
     assert str(exponent_check("c", sharp, 1.5, 0.05)).startswith("FAIL  c: expected 1.5 (tolerance 0.05 beyond")

@@ -54,6 +54,7 @@ def _app() -> int:
         list_figures,
     )
     from specgrad.cli.overrides import overrides_type
+    from specgrad.cli.probe import Arguments
     from specgrad.report.demo import DemoOptions
 
     app = tyro.extras.SubcommandApp()
@@ -71,6 +72,18 @@ def _app() -> int:
         from specgrad.cli.demo import do_demo
 
         return do_demo(options, resume)
+
+    @app.command(name="probe")
+    def probe(options: Annotated[Arguments, arg(name="")], track: str | None = None) -> int:
+        """Train a model of yours under the probe, write what its layers want.
+
+        Args:
+            options: settings.
+            track: where records go as they come: jsonl:FOLDER, tensorboard:FOLDER, wandb:PROJECT or mlflow:EXPERIMENT.
+        """
+        from specgrad.cli.probe import do_probe
+
+        return do_probe(options, track)
 
     @app.command(name="figures")
     def figures(store: Path = Path("specgrad-figures/runs")) -> int:

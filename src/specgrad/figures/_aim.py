@@ -37,16 +37,10 @@ def simulated(
     task: aim.Task, watch: Watch, *, lr: float, batch_size: int, t_eval: Sequence[float], seeds: Sequence[int],
     guard: str | None = None, guard_level: float = 4.0,
 ) -> dict[str, Any]:  # fmt: skip
-    """A run that reports to ``watch`` and ends with KeyboardInterrupt where it asks for that, since half a run is none."""
-
-    def stop() -> bool:
-        if watch.should_stop is not None and watch.should_stop():
-            raise KeyboardInterrupt
-        return False
-
+    """A run in single precision that reports to ``watch`` and stops when it says so."""
     return aim.simulate(
         task, lr=lr, batch_size=batch_size, t_eval=t_eval, seeds=seeds, guard=guard, guard_level=guard_level,
-        dtype=torch.float32, on_step=watch.on_step, should_stop=stop,
+        dtype=torch.float32, on_step=watch.finished,
     )  # fmt: skip
 
 

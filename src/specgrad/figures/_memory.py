@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter, NullLocator
 
 from specgrad import memory
-from specgrad.figures._figure import Check, Watch
+from specgrad.figures._figure import Check
 from specgrad.plots import COLOURS, MARKERS
+from specgrad.stats import PowerLaw, fit_power_law
 
 SHARED_CODE = ("specgrad.linalg", "specgrad.memory", "specgrad.figures._memory")
 LABELS = {
@@ -28,10 +28,6 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 # Exponents are fitted from this dim on: below, the signal needed to beat all competitors, sqrt(2 log N / d), is close to the
 # largest that there can be, and local slopes are too steep by 0.2.
 FIT_FROM = 128
-
-# How far exponents at dims of a few hundred may lie from their limit: measured excess of one-step exponents fitted to
-# d = 128 to 1024 is at most 0.05 (Muon) and -0.05 (Newton).
-FINITE_SIZE = 0.06
 
 
 def check_common(num_items: int, dim: int, alpha: float | int, dtype: str) -> None:
@@ -50,72 +46,18 @@ def metrics(task: memory.Task, weight: torch.Tensor) -> dict[str, float | int]:
     return memory.capacity(task, weight, shares=(0.8, 0.9))
 
 
-def pause(watch: Watch, done: int, value: float | int) -> None:
-    """Reports a finished part, and stops the measurement if asked to.
+def fit_power(table: pl.DataFrame, x: str, y: str, *, one_draw: bool = False) -> PowerLaw:
+    """Power law of column y in column x; a count of zero is known to lie below 1.
 
-    Raises:
-        KeyboardInterrupt: if the watch says so; nothing is stored of an unfinished measurement.
+    Args:
+        table: a row per value.
+        x: name of the abscissa.
+        y: name of the ordinate.
+        one_draw: values of one seed belong together, as along the steps of a run; else each is a draw of its own.
     """
-    if watch.on_step is not None:
-        watch.on_step(done, value)
-    if watch.should_stop is not None and watch.should_stop():
-        raise KeyboardInterrupt("stopped between two points of a measurement")
-
-
-@dataclass(frozen=True)
-class Fit:
-    """A power law ``y = exp(constant) x^slope`` through the means over seeds.
-
-    Attributes:
-        slope: least squares on logarithms.
-        constant: logarithm of the prefactor.
-        error: standard error of the slope from the spread over seeds, pooled over x; NaN without repeated seeds.
-        local: slopes between neighbouring x.
-    """
-
-    slope: float
-    constant: float
-    error: float
-    local: tuple[float, ...]
-
-
-def fit_power(table: pl.DataFrame, x: str, y: str) -> Fit:
-    """Fits column y against column x; rows of equal x are draws of one mean.
-
-    The relative spread is pooled over x, because a few seeds per x say little each.
-
-    Raises:
-        ValueError: if there are fewer than two values of x.
-    """
-    rows = table.group_by(x).agg(pl.col(y).mean().alias("mean"), pl.col(y).var().alias("variance"), pl.len()).sort(x)
-    if rows.height < 2:
-        raise ValueError(f"`x` of a fit must take at least two values; got {rows[x].to_list()}.")
-    xs = np.log(rows[x].to_numpy().astype(float))
-    # Counts can be zero.
-    heights = rows["mean"].to_numpy().astype(float)
-    heights = np.where(heights > 0, heights, 0.5)
-    number = rows["len"].to_numpy().astype(float)
-    variances = rows["variance"].fill_null(0.0).to_numpy().astype(float) / heights**2
-    spare = float((number - 1).sum())
-    pooled = float(((number - 1) * variances).sum() / spare) if spare else math.nan
-    weights = (xs - xs.mean()) / ((xs - xs.mean()) ** 2).sum()
-    slope = float(weights @ np.log(heights))
-    error = math.sqrt(float((weights**2 * pooled / number).sum()))
-    local = np.diff(np.log(heights)) / np.diff(xs)
-    return Fit(slope, float(np.log(heights).mean() - slope * xs.mean()), error, tuple(local.tolist()))
-
-
-def exponent_check(name: str, fit: Fit, expected: float | int, slack: float | int = FINITE_SIZE) -> Check:
-    """Whether a fitted exponent is the theory's, within a finite-size slack and two standard errors over seeds."""
-    error = 0.0 if math.isnan(fit.error) else fit.error
-    local = ", ".join(f"{slope:.2f}" for slope in fit.local)
-    return Check(
-        name=name,
-        expected=f"{expected:.3f}",
-        tolerance=f"{slack:g} (finite size) + 2 standard errors",
-        got=f"{fit.slope:.3f} ± {error:.3f} (local slopes {local})",
-        passed=abs(fit.slope - expected) <= slack + 2 * error,
-    )
+    heights = table[y].to_numpy().astype(float)
+    seeds = table["seed"].to_numpy() if one_draw else None
+    return fit_power_law(table[x].to_numpy(), np.where(heights > 0, heights, 1.0), seeds, below=heights == 0)
 
 
 def bound_check(

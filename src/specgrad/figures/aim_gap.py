@@ -16,6 +16,7 @@ from torch import Tensor
 from specgrad import aim
 from specgrad.figures import _aim
 from specgrad.figures._figure import Check, Watch
+from specgrad.stats import exponent_check, fit_power_law
 
 PAPER = _aim.PAPER
 FIGURE = "rate of Theorem 1: finite-dimensional population loss against the Gaussian limit"
@@ -81,10 +82,7 @@ def measure(config: Config, watch: Watch) -> list[dict[str, Any]]:
         gap = aim.population_gap(task.potential, task.matrices(draw), samples=config.samples // config.draws, seed=draw)
         about = {"dim": dim, "draw": draw, "limit": gap.limit, "gap": gap.gap, "error": gap.error}
         records.append(about | {"third": gap.third, "fourth": gap.fourth})
-        if watch.on_step is not None:
-            watch.on_step(done, gap.gap)
-        if watch.should_stop is not None and watch.should_stop():
-            raise KeyboardInterrupt
+        watch.finished(done, gap.gap)
     return records
 
 
@@ -111,10 +109,10 @@ def check(table: pl.DataFrame) -> list[Check]:
             Check(name, "0", f"{tolerance}, {allowed[worst]:.2g}", f"{off[worst]:.2g}", bool(off[worst] <= allowed[worst]))
         )
         leading = third if np.abs(third[-1]) > 1e-9 else fourth
-        slope = float(np.polyfit(np.log(d), np.log(np.abs(leading)), 1)[0])
+        law = fit_power_law(d, np.abs(leading))
         wanted = -0.5 if np.abs(third[-1]) > 1e-9 else -1.0
         name = f"{loss}: power of d of the leading correction"
-        checks.append(Check(name, f"{wanted}", "0.15 for few draws", f"{slope:.2f}", abs(slope - wanted) <= 0.15))
+        checks.append(exponent_check(name, law, wanted, 0.15))
     return checks
 
 

@@ -91,10 +91,7 @@ def measure(config: Config, watch: Watch) -> list[dict[str, Any]]:
                 "small": float(aim.recovery_time(out, _SMALL)), "linear": _SMALL * p22 / abs(slope) if slope else np.nan,
                 "final": float(out["p12"][-1] / p22), "final_loss": float(out["loss"][-1]),
             })  # fmt: skip
-        if watch.on_step is not None:
-            watch.on_step(len(records), records[-1]["time"])
-        if watch.should_stop is not None and watch.should_stop():
-            raise KeyboardInterrupt
+        watch.finished(len(records), records[-1]["time"])
     return records
 
 

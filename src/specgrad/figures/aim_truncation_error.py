@@ -88,8 +88,7 @@ def measure(config: Config, watch: Watch) -> list[dict[str, Any]]:
             error = np.max([np.abs(out[c] / exact[c] - 1) for c in _aim.QUANTITIES], axis=0)
         rows = zip(times.tolist(), error.tolist(), strict=True)
         records += [{"method": method, "order": order, "t": t, "error": e, "radius": radius} for t, e in rows]
-        if watch.on_step is not None:
-            watch.on_step(done, float(np.nanmin(error)))
+        watch.finished(done, float(np.nanmin(error)))
     return records
 
 

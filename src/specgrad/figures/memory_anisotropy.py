@@ -20,7 +20,6 @@ from specgrad.figures._memory import (
     check_common,
     measured_ticks,
     metrics,
-    pause,
     plot_means,
 )
 
@@ -73,7 +72,7 @@ def measure(config: Config, watch: Watch) -> list[dict[str, Any]]:
     records = []
     for done, update in enumerate(_UPDATES, 1):
         records.append({"update": update} | metrics(task, memory.one_step(task, update)))
-        pause(watch, done, float(records[-1]["count"]))
+        watch.finished(done, float(records[-1]["count"]))
     return records
 
 

@@ -19,14 +19,13 @@ from specgrad.figures._memory import (
     SHARED_CODE,
     bound_check,
     check_common,
-    exponent_check,
     fit_power,
     measured_ticks,
     metrics,
-    pause,
     plot_means,
     plot_theory,
 )
+from specgrad.stats import exponent_check
 
 PAPER = "kim2026"
 FIGURE = "figures 1a and 2: capacity against dimension after one population step"
@@ -80,7 +79,7 @@ def measure(config: Config, watch: Watch) -> list[dict[str, Any]]:
     for done, update in enumerate(updates, 1):
         weight = memory.one_step(task, update)
         records.append({"update": update} | metrics(task, weight))
-        pause(watch, done, float(records[-1]["count"]))
+        watch.finished(done, float(records[-1]["count"]))
     return records
 
 

@@ -15,8 +15,9 @@ from matplotlib.figure import Figure
 
 from specgrad import memory
 from specgrad.figures._figure import Check, Watch
-from specgrad.figures._memory import DTYPES, SHARED_CODE, bound_check, check_common, exponent_check, fit_power, means, pause
+from specgrad.figures._memory import DTYPES, SHARED_CODE, bound_check, check_common, fit_power, means
 from specgrad.memory.mean_field import Method
+from specgrad.stats import exponent_check
 
 PAPER = "kim2026"
 FIGURE = "a numerical method for figures 4 and 5 at large N; ours"
@@ -71,7 +72,7 @@ def measure(config: Config, watch: Watch) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", memory.MeanFieldWarning)
-        exact = memory.simulate(task, "muon", config.steps, "2-1-1-1", on_step=lambda done, loss: pause(watch, done, loss))
+        exact = memory.simulate(task, "muon", config.steps, "2-1-1-1", on_step=watch.finished)
         # Half of the first step has the size sqrt(d), at which the law N^-1/2 is clean.
         half = exact.weights[0] / 2
         records.append(

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from specgrad import memory
 from specgrad.figures._figure import Check, Watch
-from specgrad.figures._memory import DTYPES, SHARED_CODE, bound_check, check_common, means, metrics, pause
+from specgrad.figures._memory import DTYPES, SHARED_CODE, bound_check, check_common, means, metrics
 from specgrad.linalg import h_lambda, polar_factor
 
 PAPER = "kim2026"
@@ -83,7 +83,7 @@ def measure(config: Config, watch: Watch) -> list[dict[str, Any]]:
     for done, (study, name, relative, direction) in enumerate(maps, 1):
         missed = memory.polar_shortfall(start, direction)
         records.append({"study": study, "method": name, "relative": relative, "missed": missed} | metrics(task, direction))
-        pause(watch, done, float(records[-1]["count"]))
+        watch.finished(done, float(records[-1]["count"]))
     return records
 
 

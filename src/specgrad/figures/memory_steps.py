@@ -20,15 +20,14 @@ from specgrad.figures._memory import (
     SHARED_CODE,
     bound_check,
     check_common,
-    exponent_check,
     fit_power,
     means,
     measured_ticks,
-    pause,
     plain_minor_ticks,
 )
 from specgrad.memory.mean_field import Method
 from specgrad.memory.schedules import Schedule
+from specgrad.stats import exponent_check
 
 PAPER = "kim2026"
 FIGURE = "figure 4: capacity after several population steps"
@@ -86,9 +85,7 @@ def measure(config: Config, watch: Watch) -> list[dict[str, Any]]:
     with warnings.catch_warnings():
         # The estimates are among the records, and checked.
         warnings.simplefilter("ignore", memory.MeanFieldWarning)
-        run = memory.simulate(
-            task, "muon", config.steps, config.lr, config.gradient, on_step=lambda done, loss: pause(watch, done, loss)
-        )
+        run = memory.simulate(task, "muon", config.steps, config.lr, config.gradient, on_step=watch.finished)
     return [{k: v for k, v in record.items() if k != "seconds"} for record in run.records]
 
 
@@ -100,7 +97,7 @@ def check(table: pl.DataFrame) -> list[Check]:
         slopes = []
         for step in range(1, int(rows["step"].to_numpy().max()) + 1):
             fit = fit_power(rows.filter(pl.col("step") == step), "dim", "count")
-            slopes.append(fit.slope)
+            slopes.append(fit.exponent)
             if step <= 4:
                 name = f"exponent of count after {step} steps, alpha = {alpha:g}"
                 checks.append(exponent_check(name, fit, memory.theory.capacity_exponent("muon", alpha, step), _SLACK))
@@ -135,14 +132,15 @@ def draw(table: pl.DataFrame) -> Figure:
             exponent = memory.theory.capacity_exponent("muon", alpha, step)
             ends = np.array([min(fitted["dim"]), max(xs)], dtype=float)
             middle = np.exp(np.log(fitted["dim"].to_numpy()).mean())
-            height = np.exp(fits[step].constant + fits[step].slope * np.log(middle))
+            height = fits[step](middle)
             top.loglog(ends, height * (ends / middle) ** exponent, color=colour, linewidth=1, label=f"step {step}")
         top.loglog(xs, [0.05 * x**2 for x in xs], color="#888888", linestyle="--", linewidth=1, label="∝ $d^2$")
         top.set(xlabel="dimension d", title=f"α = {alpha:g}")
         measured_ticks(top, [dim for dim in rows["dim"].unique() if (dim & (dim - 1)) == 0])
-        errors = [fit.error for fit in fits.values()]
+        slopes = np.array([fit.exponent for fit in fits.values()])
+        ends = np.nan_to_num(np.array([[fit.exponent - fit.low, fit.high - fit.exponent] for fit in fits.values()]).T)
         bottom.errorbar(
-            steps, [fit.slope for fit in fits.values()], yerr=np.nan_to_num(errors), color="#0072B2", marker="o",
+            steps, slopes, yerr=ends, color="#0072B2", marker="o",
             markersize=4, linestyle="none", capsize=2, label="fit to d ≥ 128",
         )  # fmt: skip
         predicted = [memory.theory.capacity_exponent("muon", alpha, step) for step in steps]

@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 
 from specgrad import memory
 from specgrad.figures._figure import Check, Watch
-from specgrad.figures._memory import DTYPES, SHARED_CODE, bound_check, check_common, exponent_check, fit_power, means, pause
+from specgrad.figures._memory import DTYPES, SHARED_CODE, bound_check, check_common, fit_power, means
+from specgrad.stats import exponent_check
 
 PAPER = "kim2026"
 FIGURE = "the thresholded dynamics of equation 10 simulated; ours"
@@ -75,7 +76,7 @@ def measure(config: Config, watch: Watch) -> list[dict[str, Any]]:
         }
     keep = ("step", "relative_rate", "dropped", "count", "prefix", "top90", "accuracy")
     records = [{"rule": rule} | {k: record.get(k) for k in keep} for rule, run in runs.items() for record in run.records]
-    pause(watch, len(records), float(runs["exact"].records[-1]["count"]))
+    watch.finished(len(records), float(runs["exact"].records[-1]["count"]))
     return records
 
 

@@ -27,7 +27,6 @@ from specgrad.figures._memory import (
     bound_check,
     measured_ticks,
     metrics,
-    pause,
     plain_minor_ticks,
     plot_means,
 )
@@ -102,7 +101,7 @@ def measure(config: Config, watch: Watch) -> list[dict[str, Any]]:
         shown = np.unique(np.geomspace(1, len(counts), 60).astype(int))
         p = task.frequencies.numpy()
         records += [about | {"rank": int(rank), "frequency": float(p[rank - 1])} for rank in shown]
-        pause(watch, done, float(records[-1]["frequency"]))
+        watch.finished(done, float(records[-1]["frequency"]))
     return records
 
 

@@ -126,7 +126,7 @@ def measure(config: Config, watch: Watch) -> list[dict[str, Any]]:
             records.append({"step": step, "val_loss": loss, "seconds": seconds, "spectral": spectral})
             began = time.process_time()
 
-    train(task, model, optimizer, recipe, before, watch.on_step)
+    train(task, model, optimizer, recipe, before, watch.finished)
     seconds += time.process_time() - began
     final = sequence_losses(model, task.validation_windows(_FINAL))
     spectral = sum(len(g["params"]) for g in optimizer.param_groups if g["update"] == "spectral")

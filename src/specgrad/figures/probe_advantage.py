@@ -94,7 +94,7 @@ def measure(config: Config, watch: Watch) -> list[dict[str, Any]]:
         if step == config.first and step < config.steps:
             blocks(step)
 
-    train(task, model, optimizer, recipe, before, watch.on_step)
+    train(task, model, optimizer, recipe, before, watch.finished)
     blocks(config.steps)
     return records
 

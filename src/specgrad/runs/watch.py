@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specgrad.runs.interrupt import Interrupted
+
 OnStep = Callable[[int, float], None]
 OnRecord = Callable[[int, dict[str, Any]], None]
 
@@ -25,3 +27,16 @@ class Watch:
     should_stop: Callable[[], bool] | None = None
     checkpoint: Path | None = None
     on_record: OnRecord | None = None
+
+    def finished(self, step: int, value: float | int) -> None:
+        """Reports ``step`` finished steps with a number worth watching, and stops the measurement if that is asked for.
+
+        For measurements that keep no state of their own; the others look at ``should_stop`` themselves.
+
+        Raises:
+            Interrupted: if the measurement should stop; nothing is stored of it.
+        """
+        if self.on_step is not None:
+            self.on_step(step, value)
+        if self.should_stop is not None and self.should_stop():
+            raise Interrupted(step)

@@ -29,7 +29,7 @@ class Check:
         return f"{outcome}  {self.name}: expected {self.expected} (tolerance {self.tolerance}), got {self.got}"
 
 
-def exponent_check(name: str, fit: PowerLaw, predicted: float, tolerance: float) -> Check:
+def exponent_check(name: str, fit: PowerLaw, predicted: float | int, tolerance: float | int) -> Check:
     """A fitted exponent against a predicted one.
 
     It passes where the prediction is within ``tolerance`` of the confidence interval, and the interval is no wider than
@@ -45,10 +45,11 @@ def exponent_check(name: str, fit: PowerLaw, predicted: float, tolerance: float)
     low, high = (fit.exponent, fit.exponent) if math.isnan(fit.low) else (fit.low, fit.high)
     near = low - tolerance <= predicted <= high + tolerance
     sure = high - low <= 4 * tolerance
+    local = f"; local slopes {', '.join(f'{slope:.2f}' for slope in fit.local)}" if len(fit.local) > 1 else ""
     return Check(
         name=name,
         expected=f"{predicted:.3g}",
         tolerance=f"{tolerance:.2g} beyond the interval",
-        got=str(fit) if sure else f"{fit}, too wide",
+        got=f"{fit}{'' if sure else ', too wide'}{local}",
         passed=near and sure,
     )

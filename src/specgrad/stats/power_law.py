@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float, Int8
 from scipy import special
 
 Vector = Float[np.ndarray, " n"]
 Values = Sequence[float | int] | np.ndarray
+Flags = Sequence[bool] | np.ndarray
+# 0 for a value that was reached, 1 for one known to lie above what is given, -1 for one below it.
+Limits = Int8[np.ndarray, " n"]
 
 # Each point's variance over seeds is pooled with that of the others as if this many degrees of freedom stood behind the
 # common value: with three or four seeds a point's own variance is off by a factor of a few.
@@ -31,6 +34,7 @@ class PowerLaw:
         num_censored: values known only to lie above (or below) a bound.
         num_outside: values outside the window.
         confidence: level of the interval.
+        local: slopes between neighbouring x of the window, see `local_slopes`.
     """
 
     exponent: float
@@ -43,6 +47,7 @@ class PowerLaw:
     num_censored: int
     num_outside: int
     confidence: float
+    local: tuple[float, ...]
 
     def __call__(self, x: float | Values) -> Float[np.ndarray, "..."]:
         """The law's value at ``x``."""
@@ -61,7 +66,8 @@ def fit_power_law(
     *,
     window: tuple[float | int, float | int] | None = None,
     stderr: Values | None = None,
-    censored: Sequence[bool] | np.ndarray | None = None,
+    censored: Flags | None = None,
+    below: Flags | None = None,
     confidence: float = 0.95,
     resamples: int = 400,
     seed: int = 0,
@@ -81,6 +87,7 @@ def fit_power_law(
             standard deviation of ``log y`` over seeds at equal x, drawn towards the mean variance; equal where there are no
             repetitions.
         censored: True where ``y`` is only a lower bound.
+        below: True where ``y`` is only an upper bound, as 1 is for a count of zero.
         confidence: level of the interval.
         resamples: bootstrap draws.
         seed: seed of the bootstrap.
@@ -97,7 +104,7 @@ def fit_power_law(
         >>> print(f"{fit.exponent:.3f} {fit.amplitude:.3f}")
         2.000 3.000
     """
-    xs, ys, limits = _checked(x, y, censored)
+    xs, ys, limits = _checked(x, y, censored, below)
     groups = np.arange(len(xs)) if seeds is None else np.asarray(seeds)
     sigmas = None if stderr is None else np.asarray(stderr, dtype=float)
     for name, values in (("seeds", groups), ("stderr", sigmas)):
@@ -108,29 +115,30 @@ def fit_power_law(
     low, high = window or (float(xs.min()), float(xs.max()))
     window = (float(low), float(high))
     inside = (xs >= low) & (xs <= high)
-    if len(np.unique(xs[inside & ~limits])) < 2:
+    if len(np.unique(xs[inside & (limits == 0)])) < 2:
         raise ValueError(
             f"`x` of `fit_power_law` must have at least two different values with reached `y` in the window "
-            f"[{low:g}, {high:g}]; got {sorted(set(xs[inside & ~limits].tolist()))}."
+            f"[{low:g}, {high:g}]; got {sorted(set(xs[inside & (limits == 0)].tolist()))}."
         )
     logs_x, logs_y, limits, groups = np.log(xs[inside]), np.log(ys[inside]), limits[inside], groups[inside]
     weights = _weights(logs_x, logs_y, limits, None if sigmas is None else sigmas[inside] / ys[inside])
     slope, intercept, scatter = _fit(logs_x, logs_y, limits, weights)
-    below, above = _bootstrap(logs_x, logs_y, limits, weights, groups, confidence, resamples, seed, seeds is not None)
+    down, up = _bootstrap(logs_x, logs_y, limits, weights, groups, confidence, resamples, seed, seeds is not None)
     return PowerLaw(
-        slope, slope - below, slope + above, math.exp(intercept), scatter, window, int(inside.sum()), int(limits.sum()),
-        int((~inside).sum()), confidence,
+        slope, slope - down, slope + up, math.exp(intercept), scatter, window, int(inside.sum()),
+        int(np.count_nonzero(limits)), int((~inside).sum()), confidence, _between(logs_x, logs_y, limits)[0],
     )  # fmt: skip
 
 
-def _checked(x: object, y: object, censored: object) -> tuple[Vector, Vector, Bool[np.ndarray, " n"]]:
+def _checked(x: object, y: object, censored: object, below: object = None) -> tuple[Vector, Vector, Limits]:
     xs, ys = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
-    limits = np.zeros(len(ys), dtype=bool) if censored is None else np.asarray(censored, dtype=bool)
-    if xs.ndim != 1 or not xs.shape == ys.shape == limits.shape:
+    above, under = (np.zeros(ys.shape, dtype=bool) if f is None else np.asarray(f, dtype=bool) for f in (censored, below))
+    if xs.ndim != 1 or not xs.shape == ys.shape == above.shape == under.shape:
         raise ValueError(
-            f"`x`, `y` and `censored` of `fit_power_law` must be as long as each other; got shapes {xs.shape}, {ys.shape}, "
-            f"{limits.shape}."
+            f"`x`, `y`, `censored` and `below` of `fit_power_law` must be as long as each other; got shapes {xs.shape}, "
+            f"{ys.shape}, {above.shape}, {under.shape}."
         )
+    limits = above.astype(np.int8) - under.astype(np.int8)
     for name, values in (("x", xs), ("y", ys)):
         bad = ~(np.isfinite(values) & (values > 0))
         if bad.any():
@@ -141,7 +149,7 @@ def _checked(x: object, y: object, censored: object) -> tuple[Vector, Vector, Bo
     return xs, ys, limits
 
 
-def _weights(logs_x: Vector, logs_y: Vector, limits: Bool[np.ndarray, " n"], relative: Vector | None) -> Vector:
+def _weights(logs_x: Vector, logs_y: Vector, limits: Limits, relative: Vector | None) -> Vector:
     """Inverse variances of the logarithms, with mean 1."""
     if relative is not None:
         if not (np.isfinite(relative) & (relative > 0)).all():
@@ -149,7 +157,7 @@ def _weights(logs_x: Vector, logs_y: Vector, limits: Bool[np.ndarray, " n"], rel
         variances = relative**2
     else:
         variances = np.ones_like(logs_y)
-        points = [(logs_x == value) & ~limits for value in np.unique(logs_x)]
+        points = [(logs_x == value) & (limits == 0) for value in np.unique(logs_x)]
         freedoms = np.array([max(0, int(p.sum()) - 1) for p in points], dtype=float)
         own = np.array([logs_y[p].var(ddof=1) if p.sum() > 1 else 0.0 for p in points])
         pooled = (freedoms * own).sum() / freedoms.sum() if freedoms.sum() else 0.0
@@ -161,9 +169,9 @@ def _weights(logs_x: Vector, logs_y: Vector, limits: Bool[np.ndarray, " n"], rel
     return weights
 
 
-def _fit(logs_x: Vector, logs_y: Vector, limits: Bool[np.ndarray, " n"], weights: Vector) -> tuple[float, float, float]:
+def _fit(logs_x: Vector, logs_y: Vector, limits: Limits, weights: Vector) -> tuple[float, float, float]:
     """Slope, intercept and scatter; the scatter is that of a value of mean weight."""
-    seen = ~limits
+    seen = limits == 0
     slope, intercept, scatter = _least_squares(logs_x[seen], logs_y[seen], weights[seen])
     if seen.all():
         return slope, intercept, scatter
@@ -174,7 +182,8 @@ def _fit(logs_x: Vector, logs_y: Vector, limits: Bool[np.ndarray, " n"], weights
     def negative_log_likelihood(parameters: np.ndarray) -> float:
         slope, intercept, log_scatter = parameters
         scaled = (logs_y - intercept - slope * logs_x) * roots / math.exp(log_scatter)
-        return float(0.5 * (scaled[seen] ** 2).sum() + seen.sum() * log_scatter - special.log_ndtr(-scaled[limits]).sum())
+        beyond = -(limits * scaled)[~seen]
+        return float(0.5 * (scaled[seen] ** 2).sum() + seen.sum() * log_scatter - special.log_ndtr(beyond).sum())
 
     # The scatter of few values around their own line is too small a start for a search; exactly fitted values have none.
     floor = 1e-3
@@ -193,7 +202,7 @@ def _least_squares(x: Vector, y: Vector, weights: Vector) -> tuple[float, float,
 
 
 def _bootstrap(
-    logs_x: Vector, logs_y: Vector, limits: Bool[np.ndarray, " n"], weights: Vector, groups: np.ndarray,
+    logs_x: Vector, logs_y: Vector, limits: Limits, weights: Vector, groups: np.ndarray,
     confidence: float, resamples: int, seed: int, by_seed: bool,
 ) -> tuple[float, float]:  # fmt: skip
     """Distances from the slope to the ends of its percentile interval; NaN where there is nothing to draw again."""
@@ -205,7 +214,7 @@ def _bootstrap(
     slopes = []
     for _ in range(resamples):
         drawn = np.concatenate([members[i] for i in generator.integers(len(names), size=len(names))])
-        if len(np.unique(logs_x[drawn][~limits[drawn]])) >= 2:
+        if len(np.unique(logs_x[drawn][limits[drawn] == 0])) >= 2:
             slopes.append(_fit(logs_x[drawn], logs_y[drawn], limits[drawn], weights[drawn])[0])
     if len(slopes) < resamples // 2:
         warnings.warn("too few values for an interval of the exponent: most resamples have a single x", stacklevel=3)
@@ -237,7 +246,7 @@ class LocalSlopes:
 def local_slopes(
     x: Values,
     y: Values,
-    censored: Sequence[bool] | np.ndarray | None = None,
+    censored: Flags | None = None,
 ) -> LocalSlopes:
     """Slopes between neighbouring x, which show whether there is a power law at all, and where it begins.
 
@@ -253,13 +262,18 @@ def local_slopes(
     places = np.unique(xs)
     if len(places) < 2:
         raise ValueError(f"`x` of `local_slopes` must have at least two different values; got {places.tolist()}.")
+    slopes, stderr = _between(np.log(xs), np.log(ys), limits)
+    return LocalSlopes(np.sqrt(places[1:] * places[:-1]), np.array(slopes), np.array(stderr))
+
+
+def _between(logs_x: Vector, logs_y: Vector, limits: Limits) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Slopes between neighbouring abscissae of the mean logarithms, and their standard errors."""
+    places = np.unique(logs_x)
     means, variances = np.full((2, len(places)), np.nan)
     for i, place in enumerate(places):
-        here = np.log(ys[xs == place])
-        if not limits[xs == place].any():
-            means[i] = here.mean()
-            variances[i] = here.var(ddof=1) / len(here) if len(here) > 1 else np.nan
-    widths = np.diff(np.log(places))
-    return LocalSlopes(
-        np.sqrt(places[1:] * places[:-1]), np.diff(means) / widths, np.sqrt(variances[1:] + variances[:-1]) / widths
-    )
+        here = logs_x == place
+        if not np.any(limits[here]):
+            means[i] = logs_y[here].mean()
+            variances[i] = logs_y[here].var(ddof=1) / here.sum() if here.sum() > 1 else np.nan
+    widths = np.diff(places)
+    return tuple((np.diff(means) / widths).tolist()), tuple((np.sqrt(variances[1:] + variances[:-1]) / widths).tolist())
