@@ -25,13 +25,15 @@ def test_the_examples_of_the_readme_run_in_order(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names = {}
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     for block in blocks:
         exec(compile(block, str(README), "exec"), names)
     printed = capsys.readouterr().out
     assert "hidden matrix of a Linear" in printed
     assert "The condition holds on" in printed
+    assert "gd 8\nmuon 137\nnewton 138\n" in printed
     assert (tmp_path / "probe.csv").exists()
+    assert (tmp_path / "attention.pdf").stat().st_size > 1000
 
 
 def test_the_experiment_of_the_guide_runs_as_a_script(tmp_path):
