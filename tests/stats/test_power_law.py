@@ -55,6 +55,15 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says():
     assert 96 <= covered <= 119
 
 
+def test_the_interval_of_few_independent_values_covers_the_truth_about_as_often_as_it_says():
+    covered = 0
+    for seed in range(120):
+        xs, y, _ = sample(2.0, 0.2, 2, seed, X[:3])
+        fit = fit_power_law(xs, y, resamples=200, confidence=0.9)
+        covered += fit.low <= 2.0 <= fit.high
+    assert 98 <= covered <= 119
+
+
 def test_unreached_values_enter_as_bounds_and_not_as_the_horizon():
     horizon, exact = 3 * 150.0**2, []
     for seed in range(20):

@@ -129,7 +129,7 @@ def check(table: pl.DataFrame) -> list[Check]:
         limited = muon.filter(pl.col("batch_size") >= 30, pl.col("batch_size") <= _BELOW * dim ** (alpha + 0.5))
         if dim >= 128 and limited["batch_size"].n_unique() > 2:
             name = f"exponent of Muon's {_METRIC} in B <= d^(alpha + 1/2) / 16, d = {dim}"
-            checks.append(exponent_check(name, fit_power(limited, "batch_size", _METRIC, one_draw=True), 1 / alpha, 0.1))
+            checks.append(exponent_check(name, fit_power(limited, "batch_size", _METRIC), 1 / alpha, 0.1))
     if len(dims) > 1:
         slope = math.log(halves[-1] / halves[-2]) / math.log(dims[-1] / dims[-2])
         name = f"exponent of Muon's half-way batch, d = {dims[-2]} to {dims[-1]}"

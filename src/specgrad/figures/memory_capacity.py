@@ -64,7 +64,7 @@ _ALPHAS = (1.25, 1.5, 2.0)
 _PAPER_DIMS = (64, 90, 128, 181, 256, 362, 512, 724, 1024)
 PRESETS = {
     "quick": [
-        Config(20_000, d, a, seed=s) for a in _ALPHAS for d in (64, 128, 256, 512) for s in range(2 if d < 512 else 1)
+        Config(20_000, d, a, seed=s) for a in _ALPHAS for d in (64, 128, 256, 512) for s in range(4 if d < 512 else 2)
     ],
     "paper": [Config(100_000, d, a, seed=s) for a in _ALPHAS for d in _PAPER_DIMS for s in range(4)]
     + [Config(100_000, d, a, gd_only=True, seed=s) for a in _ALPHAS for d in (1448, 2048) for s in range(4)],

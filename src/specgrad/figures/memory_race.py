@@ -86,7 +86,7 @@ def _minibatch(num_items: int, dim: int, steps: int, seeds: int, batch_sizes: tu
 
 
 PRESETS = {
-    "quick": _population(10_000, 64, 10, 1) + _minibatch(20_000, 128, 10, 2, (256, 512, 1024, 4096)),
+    "quick": _population(10_000, 64, 10, 1) + _minibatch(20_000, 128, 10, 5, (256, 512, 1024, 4096)),
     "paper": _population(100_000, 128, 10, 2)
     + _minibatch(100_000, 256, 20, 3, (512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536)),
 }

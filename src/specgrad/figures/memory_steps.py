@@ -69,7 +69,7 @@ class Config:
 
 
 PRESETS = {
-    "quick": [Config(100_000, dim, steps=4) for dim in (128, 256)],
+    "quick": [Config(100_000, dim, steps=4, seed=s) for dim, seeds in ((128, 3), (181, 2), (256, 1)) for s in range(seeds)],
     "paper": [
         Config(250_000, dim, alpha, steps=6, seed=s)
         for alpha in (1.25, 1.5, 2.0)

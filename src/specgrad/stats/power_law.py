@@ -80,8 +80,8 @@ def fit_power_law(
     Args:
         x: positive abscissae, one per value.
         y: values; for a censored one the bound, such as the horizon of the run.
-        seeds: seed of each value. Whole seeds are drawn again for the interval, since values of one seed belong together;
-            None treats every value as a seed of its own.
+        seeds: seed of each value. Whole seeds are drawn again for the interval, since values of one seed belong together.
+            None takes all values for independent, and draws their residuals again (where some are bounds, the values).
         window: smallest and largest x to use; None uses all and is recorded as such.
         stderr: standard error of each value, which weighs it by the inverse square of its relative error. Default: by the
             standard deviation of ``log y`` over seeds at equal x, drawn towards the mean variance; equal where there are no
@@ -201,28 +201,47 @@ def _least_squares(x: Vector, y: Vector, weights: Vector) -> tuple[float, float,
     return slope, intercept, float(np.sqrt((weights * residuals**2).sum() / max(1, len(x) - 2)))
 
 
+def _resampled(
+    logs_x: Vector, logs_y: Vector, limits: Limits, weights: Vector, groups: np.ndarray, draws: int, seed: int
+) -> list[float]:
+    """Slopes of fits to groups drawn again; draws with a single x are left out."""
+    members = [np.flatnonzero(groups == name) for name in np.unique(groups)]
+    generator = np.random.default_rng(seed)
+    slopes = []
+    for _ in range(draws):
+        drawn = np.concatenate([members[i] for i in generator.integers(len(members), size=len(members))])
+        if len(np.unique(logs_x[drawn][limits[drawn] == 0])) >= 2:
+            slopes.append(_fit(logs_x[drawn], logs_y[drawn], limits[drawn], weights[drawn])[0])
+    return slopes
+
+
+def _residuals_resampled(logs_x: Vector, logs_y: Vector, weights: Vector, draws: int, seed: int) -> list[float]:
+    """Slopes of fits to the fitted line with residuals drawn again, each x as often as it was measured."""
+    slope, intercept, _ = _least_squares(logs_x, logs_y, weights)
+    line, roots = intercept + slope * logs_x, np.sqrt(weights)
+    residuals = roots * (logs_y - line)
+    drawn = np.random.default_rng(seed).choice(residuals - residuals.mean(), size=(draws, len(logs_x))) / roots
+    return [_least_squares(logs_x, line + noise, weights)[0] for noise in drawn]
+
+
 def _bootstrap(
     logs_x: Vector, logs_y: Vector, limits: Limits, weights: Vector, groups: np.ndarray,
     confidence: float, resamples: int, seed: int, by_seed: bool,
 ) -> tuple[float, float]:  # fmt: skip
     """Distances from the slope to the ends of its percentile interval; NaN where there is nothing to draw again."""
-    names = np.unique(groups)
-    if len(names) < (2 if by_seed else 3):
+    n, freedom = len(np.unique(groups)), len(np.unique(groups)) - 1
+    if n < (2 if by_seed else 3):
         return math.nan, math.nan
-    members = [np.flatnonzero(groups == name) for name in names]
-    generator = np.random.default_rng(seed)
-    slopes = []
-    for _ in range(resamples):
-        drawn = np.concatenate([members[i] for i in generator.integers(len(names), size=len(names))])
-        if len(np.unique(logs_x[drawn][limits[drawn] == 0])) >= 2:
-            slopes.append(_fit(logs_x[drawn], logs_y[drawn], limits[drawn], weights[drawn])[0])
+    if by_seed or np.any(limits):
+        slopes = _resampled(logs_x, logs_y, limits, weights, groups, resamples, seed)
+    else:
+        slopes, freedom = _residuals_resampled(logs_x, logs_y, weights, resamples, seed), n - 2
     if len(slopes) < resamples // 2:
         warnings.warn("too few values for an interval of the exponent: most resamples have a single x", stacklevel=3)
         return math.nan, math.nan
-    # With n seeds the percentile interval is too narrow by about sqrt((n-1)/n), and by the t quantile.
-    n = len(names)
-    stretch = math.sqrt(n / (n - 1)) * float(
-        special.stdtrit(n - 1, 0.5 + confidence / 2) / special.ndtri(0.5 + confidence / 2)
+    # From n draws the percentile interval is too narrow by about sqrt(freedom/n), and by the t quantile.
+    stretch = math.sqrt(n / freedom) * float(
+        special.stdtrit(freedom, 0.5 + confidence / 2) / special.ndtri(0.5 + confidence / 2)
     )
     low, middle, high = np.quantile(slopes, [0.5 - confidence / 2, 0.5, 0.5 + confidence / 2])
     return float(stretch * (middle - low)), float(stretch * (high - middle))
