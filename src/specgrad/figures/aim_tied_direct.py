@@ -21,6 +21,7 @@ PAPER = _aim.PAPER
 FIGURE = "figure 2: weak recovery of tied and direct attention with Hermite activations"
 EXPERIMENT = "aim-tied-direct"
 CODE = (*_aim.CODE, "specgrad.figures.aim_tied_direct")
+MINUTES = {"quick": 0.2}
 
 _MARKERS = {"h1": "o", "h2": "s", "h3": "^"}
 

@@ -20,6 +20,7 @@ PAPER = _aim.PAPER
 FIGURE = "weak recovery after Theta(d^2 log d) samples (Corollary 3)"
 EXPERIMENT = "aim-weak-recovery"
 CODE = (*_aim.CODE, "specgrad.figures.aim_weak_recovery")
+MINUTES = {"quick": 0.2}
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ PAPER = "kim2026"
 FIGURE = "figures 1a and 2: capacity against dimension after one population step"
 EXPERIMENT = "memory-capacity"
 CODE = (*SHARED_CODE, "specgrad.figures.memory_capacity")
+MINUTES = {"quick": 0.2}
 
 # Gradient descent stores a handful of items below this dim, and a tail of isolated lucky ones distorts the count.
 _GD_FIT_FROM = 512

@@ -33,6 +33,7 @@ FIGURE = "figure 5: gradient descent and Muon over steps, and minibatch Muon"
 EXPERIMENT = "memory-race"
 CODE = (*SHARED_CODE, "specgrad.figures.memory_race")
 RaceUpdate = Literal["gd", "muon"]
+MINUTES = {"quick": 0.2}
 
 # Measured exponents of top90 in T at fixed B were 0.48 to 0.60 for alpha = 1.5 where the information limit has 0.67: d is
 # too small for batches that are large enough to count in.

@@ -33,6 +33,7 @@ PAPER = "kim2026"
 FIGURE = "figure 4: capacity after several population steps"
 EXPERIMENT = "memory-steps"
 CODE = (*SHARED_CODE, "specgrad.figures.memory_steps")
+MINUTES = {"quick": 0.5}
 
 # The one-step exponent is too large by up to 0.08 at these dims, and later ones inherit it.
 _SLACK = 0.12

@@ -23,6 +23,7 @@ from specgrad.probe import Probe
 PAPER = "davis2025"
 FIGURE = "not in the paper: routing by a one-step advantage"
 EXPERIMENT = "probe-adaptive"
+MINUTES = {"quick": 0.2}
 
 Strategy = Literal["adamw", "worst-half", "best-half", "adaptive", "muon"]
 
@@ -46,7 +47,7 @@ _TIMED = ("adaptive", "muon")
 # Windows of the running validation curve and of the final loss.
 _RUNNING, _FINAL = 64, 512
 
-__all__ = ["CODE", "EXPERIMENT", "FIGURE", "PAPER", "PRESETS", "Config", "check", "draw", "measure"]
+__all__ = ["CODE", "EXPERIMENT", "FIGURE", "MINUTES", "PAPER", "PRESETS", "Config", "check", "draw", "measure"]
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,13 @@ from specgrad.probe import Probe
 PAPER = "davis2025"
 FIGURE = "not in the paper: its layerwise condition tested as a predictor of the one-step gain"
 EXPERIMENT = "probe-advantage"
+MINUTES = {"quick": 0.1}
 
 # Goals of the probe: mean rank correlation with the realised gain, and error factor that 90 % of blocks stay below.
 _LEAST_CORRELATION = 0.8
 _LARGEST_FACTOR = 1.35
 
-__all__ = ["CODE", "EXPERIMENT", "FIGURE", "PAPER", "PRESETS", "Config", "check", "draw", "measure"]
+__all__ = ["CODE", "EXPERIMENT", "FIGURE", "MINUTES", "PAPER", "PRESETS", "Config", "check", "draw", "measure"]
 
 
 @dataclass(frozen=True)
