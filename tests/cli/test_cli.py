@@ -197,3 +197,42 @@ def test_citations_are_bibtex_of_what_a_figure_uses():
 def test_every_figure_cites_what_there_is(name):
     figure = load_figure(name)
     assert {figure.PAPER, *getattr(figure, "CITES", ())} <= set(citations())
+
+
+MODEL = """
+import torch
+
+def build():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+    data = torch.utils.data.TensorDataset(torch.randn(64, 6), torch.arange(64) % 3)
+    return model, torch.utils.data.DataLoader(data, batch_size=16), torch.nn.CrossEntropyLoss()
+"""
+
+
+def test_a_users_model_is_probed_from_the_command_line(tmp_path):
+    (tmp_path / "mine.py").write_text(MODEL)
+    done = specgrad("probe", "mine:build", "--steps", 6, "--every", 5, "--track", "jsonl:log", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "The condition holds on" in done.stdout
+    assert "Report: specgrad-probe/report.html" in done.stdout
+    assert {p.name for p in (tmp_path / "specgrad-probe").iterdir()} == {"report.html", "probe.csv", "probe.jsonl"}
+    assert len((tmp_path / "log" / "probe-mine.build.jsonl").read_text().splitlines()) >= 6
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "needs either a target package.module:callable or --hf"),
+        (("no_such_module:build",), "`target` must name something that can be imported; got 'no_such_module:build'"),
+        (("--hf", "gpt2"), "without --random-init"),
+        (("mine:build", "--every", 0), "`every` must be >= 1; got 0"),
+        (("mine:build", "--track", "nowhere"), "`track` must be jsonl:FOLDER"),
+    ],
+)
+def test_a_probe_that_cannot_work_says_so_in_one_line(words, message, tmp_path):
+    (tmp_path / "mine.py").write_text(MODEL)
+    done = specgrad("probe", *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert len(lines_of(done.stderr)) == 1
+    assert message in done.stderr
