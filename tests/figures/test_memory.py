@@ -144,7 +144,7 @@ def test_the_exponent_of_a_power_law_is_fitted():
         (memory_race, {"batch_size": -1}, "`batch_size` must be >= 0; got -1"),
         (memory_anisotropy, {"kappa": -1.0}, "`kappa` must be finite and >= 0; got -1.0"),
         (memory_thresholded, {"constant": 0.5}, "`constant` must be > 0 and below `early`; got 0.5 and 0.19"),
-        (memory_hybrid, {"steps": 1}, "`steps` must be >= 2; got 1"),
+        (memory_hybrid, {"steps": 0}, "`steps` must be >= 1; got 0"),
         (memory_words, {"dim": 0}, "`dim` must be >= 1; got 0"),
     ],
 )
