@@ -74,12 +74,11 @@ def corrected_recovery_time(task, seed, times):
         return -((gamma[0, 0] * s1 + gamma[0, 1] * s2 + extra / d) @ w).ravel()
 
     states = solve_ivp(rhs, (0, times[-1]), w0.ravel(), t_eval=times, rtol=1e-5).y.T
-    found = {"t": times, "p12": [], "p22": []}
+    found = {"t": times, "overlap": []}
     for state in states:
         w = state.reshape(w0.shape)
         q, traces = overlaps(w @ w.T), np.array([np.sum(w * w), np.trace(s2)]) / d
-        found["p12"].append(q[0, 1] - traces[0] * traces[1])
-        found["p22"].append(q[1, 1] - traces[1] ** 2)
+        found["overlap"].append((q[0, 1] - traces[0] * traces[1]) / (q[1, 1] - traces[1] ** 2))
     return float(recovery_time({name: np.array(values) for name, values in found.items()}))
 
 

@@ -34,7 +34,7 @@ def test_sgd_follows_the_theory_of_its_own_draw(name):
     for place, seed in enumerate(run["seeds"]):
         theory = solve(task, t_eval=run["t"], seed=int(seed), tol=1e-3)
         scale = np.abs(theory["q11" if task.attention == "tied" else "Omega11"]).max()
-        columns = [c for c in theory if c in run and c not in ("t", "loss") and not c.startswith("p")]
+        columns = [c for c in theory if c in run and c not in ("t", "loss", "overlap") and not c.startswith("p")]
         assert len(columns) >= 5
         for column in columns:
             assert np.abs(run[column][place] - theory[column]).max() < tolerance * scale, column
@@ -161,3 +161,19 @@ def test_bad_settings_are_refused(settings, message):
 def test_a_task_without_dimension_cannot_be_simulated():
     with pytest.raises(ValueError, match=r"`dim` of `aim.Task` must be given for `aim.simulate`"):
         simulate(Task(), lr=0.1, t_max=1.0)
+
+
+@pytest.mark.parametrize("attention", ["tied", "direct"])
+def test_the_overlap_is_the_share_of_the_first_teacher(attention):
+    task = Task(dim=20, attention=attention, activation="h1", student_ratio=(1.0, 0.5), teacher_ratio=1.0)
+    run = simulate(task, lr=0.01, batch_size=16, t_eval=[0.0, 0.05], seeds=2)
+    name = "p" if attention == "tied" else "pOmega"
+    assert run["overlap"] == pytest.approx(run[f"{name}13"] / run[f"{name}33"])
+    assert solve(task, t_eval=[0.0], tol=1.0)["overlap"].shape == (1,)
+
+
+def test_mse_is_another_name_of_the_squared_loss():
+    first, second = (Task(dim=16, activation="h1", loss=loss) for loss in ("squared", "mse"))
+    ends = [solve(task, t_eval=[0.0, 0.1], seed=0) for task in (first, second)]
+    assert ends[0]["method"] == ends[1]["method"] == "flow"
+    assert ends[0]["q12"].tolist() == ends[1]["q12"].tolist()

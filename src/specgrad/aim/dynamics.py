@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from specgrad.aim.observables import measure_matrices, order_columns, word_moment, word_name
+from specgrad.aim.observables import measure_matrices, order_columns, overlap, word_moment, word_name
 from specgrad.aim.scores import Batch, Model
 from specgrad.aim.task import Task
 from specgrad.runs.seeds import stream
@@ -208,6 +208,7 @@ def _measure(model: Model, words: Sequence[Sequence[int]], spectra: bool) -> dic
         traces, psi, omega = measure_matrices(matrices)
         direct = task.attention == "direct"
         row: dict[str, Any] = order_columns(traces, psi, omega if direct else None)
+        row["overlap"] = overlap(row, task.students + 1)
         try:
             row["loss"] = task.potential.value(psi, omega if direct else None)
         except ValueError:  # a loss with kinks has no potential here

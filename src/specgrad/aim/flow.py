@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy.linalg import cho_factor, cho_solve
 
+from specgrad.aim.losses import SQUARED
 from specgrad.aim.ode import LeftDomain, integrate
 from specgrad.aim.task import Task
 
@@ -96,7 +97,7 @@ def solve_flow(
 
 def is_linear(task: Task) -> bool:
     """Whether Gamma is constant: the linear activation with the squared loss, one student and one frozen teacher."""
-    return task.single and task.activation == "h1" and task.loss == "squared"
+    return task.single and task.activation == "h1" and task.loss in SQUARED
 
 
 def riccati(

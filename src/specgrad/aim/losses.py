@@ -19,6 +19,9 @@ Derivatives = tuple[Float[Tensor, " batch"], Float[Tensor, "batch n"], Float[Ten
 
 Expectations = tuple[float, Float[Tensor, " n"], Float[Tensor, "n n"]]
 
+# Names of the squared difference.
+SQUARED = ("squared", "mse")
+
 
 @dataclass(frozen=True)
 class SquaredDifference:
@@ -155,7 +158,7 @@ def make_loss(activation: str | Pointwise, loss: str | ScoreLoss, tokens: int, s
 
     Args:
         activation: name or elementwise function; ``softmax`` acts on rows of scores. Ignored if ``loss`` is a function.
-        loss: ``squared`` or a function of scores ``(..., tokens, tokens, indices)``.
+        loss: ``squared`` (or ``mse``, the same) or a function of scores ``(..., tokens, tokens, indices)``.
         tokens: number of tokens.
         signs: +1 for each student index, -1 for each teacher index.
 
@@ -164,8 +167,8 @@ def make_loss(activation: str | Pointwise, loss: str | ScoreLoss, tokens: int, s
     """
     if callable(loss):
         return _any_loss(loss, tokens, len(signs))
-    if loss != "squared":
-        raise ValueError(f"`loss` of `aim` must be 'squared' or a function of the scores; got {loss!r}.")
+    if loss not in SQUARED:
+        raise ValueError(f"`loss` of `aim` must be 'squared' (or 'mse') or a function of the scores; got {loss!r}.")
     if activation == "softmax":
         return _softmax_loss(tokens, signs)
     sigma = activation_named(activation)

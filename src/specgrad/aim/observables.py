@@ -39,6 +39,18 @@ def order_columns(
     return columns
 
 
+def overlap(columns: dict[str, Any], teacher: int = 2) -> Float[np.ndarray, "*times"]:
+    """How much of a teacher the first student has, ``p_1m/p_mm`` of the traceless parts: 0 uninformed, 1 recovered.
+
+    Args:
+        columns: with ``p`` for tied attention, ``pOmega`` for direct.
+        teacher: index m of the teacher, from 1.
+    """
+    name = "p" if f"p1{teacher}" in columns else "pOmega"
+    shared, whole = (np.asarray(columns[f"{name}{i}{teacher}"], dtype=float) for i in (1, teacher))
+    return np.asarray(np.divide(shared, whole, out=np.full_like(shared, np.nan), where=whole != 0))
+
+
 def correlation(columns: dict[str, Any]) -> Float[np.ndarray, "*times"]:
     """Cosine between the traceless parts of the first two matrices, ``p12/sqrt(p11 p22)``; 0 where one of them is 0."""
     name = "p" if "p12" in columns else "pOmega"

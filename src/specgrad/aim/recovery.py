@@ -59,16 +59,15 @@ def direct_slope(
 
 
 def recovery_time(columns: dict[str, Any], level: float = 0.5) -> Float[np.ndarray, "*seeds"]:
-    """First time at which ``|p_12| >= level p_22``, linear between measurements; NaN where it is not reached.
+    """First time at which ``|overlap| >= level``, linear between measurements; NaN where it is not reached.
 
     Args:
         columns: of `specgrad.aim.solve` (gives a scalar array) or `specgrad.aim.simulate` (one entry per seed).
-        level: share of the teacher's ``p_22``, or of ``p_Omega,22`` for direct attention.
+        level: share of the teacher that counts as recovered.
     """
     if not level > 0:
         raise ValueError(f"`level` of `aim.recovery_time` must be > 0; got {level}.")
-    name = "p" if "p12" in columns else "pOmega"
-    share = np.abs(columns[f"{name}12"]) / columns[f"{name}22"]
+    share = np.abs(columns["overlap"])
     times = np.asarray(columns["t"])
     found = np.full(share.shape[:-1], np.nan)
     for place in np.ndindex(found.shape):

@@ -11,7 +11,7 @@ from specgrad.aim import closure, exact, hierarchy
 from specgrad.aim.direct import solve_closed
 from specgrad.aim.flow import is_linear, solve_flow
 from specgrad.aim.hierarchy import solve_hierarchy, taylor_radius, trusted_until
-from specgrad.aim.observables import order_columns
+from specgrad.aim.observables import order_columns, overlap
 from specgrad.aim.task import Task
 
 Method = Literal["auto", "exact", "closure", "hierarchy", "flow", "closed"]
@@ -76,7 +76,8 @@ def solve(
     Returns:
         Arrays ``t`` (times), ``t1``, ``t2``, ... (traces ``tr S_k``), ``loss`` (the population loss Phi); for tied attention
         ``q11``, ``q12``, ... (``tr S_k S_l``) and their traceless parts ``p11``, ...; for direct ``Omega11``, ...,
-        ``Psi11``, ..., ``pOmega11``, .... Beside them ``method``, ``why``, ``order``, ``trusted_until`` (time up to which
+        ``Psi11``, ..., ``pOmega11``, ...; ``overlap``, the share ``p12/p22`` (``pOmega12/pOmega22``) of the first teacher
+        that the first student has. Beside them ``method``, ``why``, ``order``, ``trusted_until`` (time up to which
         the hierarchy agrees with a lower order) and ``radius`` (estimate of the time beyond which no order helps).
 
     Raises:
@@ -103,6 +104,7 @@ def solve(
     found = _dispatch(task, method, times, order, tol, seed, rtol)
     found = _guard(found, times, tol, untrusted)
     columns = order_columns(found.traces, found.psi, found.omega)
+    columns["overlap"] = overlap(columns, task.students + 1)
     about: dict[str, Any] = {"method": found.method, "why": found.why, "order": found.order}
     about |= {"trusted_until": found.trusted_until, "radius": found.radius}
     return {"t": times} | columns | {"loss": _losses(task, found)} | about

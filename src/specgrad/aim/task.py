@@ -36,7 +36,7 @@ class Task:
         teacher_scale: the same of a teacher's.
         attention: ``tied`` or ``direct``.
         activation: ``h1``, ``h2``, ``h3``, ``tanh``, ``logistic``, ``softmax`` (over rows) or an elementwise function.
-        loss: ``squared`` or a function of scores ``(batch, tokens, tokens, indices)``.
+        loss: ``squared`` (or ``mse``, the same) or a function of scores ``(batch, tokens, tokens, indices)``.
         tokens: number of tokens L.
         weight_decay: gamma; one step of SGD subtracts ``lr gamma/d`` times the weights.
         covariance: token covariance C, shape (L, L); None is the identity.

@@ -46,7 +46,7 @@ def simulated(
 
 def rows_of(columns: dict[str, Any], **settings: Any) -> list[dict[str, Any]]:
     """Records of a solution or run, with the order parameters alone."""
-    kept = {"t", "seed", "step", "loss"}
+    kept = {"t", "seed", "step", "loss", "overlap"}
     return [
         {name: value for name, value in row.items() if name in kept or name in settings or name[0] in "tqpOP"}
         for row in aim.records(columns, **settings)
