@@ -124,7 +124,7 @@ def test_steep_but_smooth_losses_are_accepted():
         ({"covariance": [[1.0, 0.0], [0.0, 1.0]]}, r"must have shape \(1, 1\)"),
         ({"activation": "softmax"}, "`tokens` of `aim` must be >= 2 for softmax"),
         ({"activation": "h4"}, "`activation` of `aim` must be one of h1"),
-        ({"loss": "absolute"}, "`loss` of `aim` must be 'squared' \(or 'mse'\) or a function"),
+        ({"loss": "absolute"}, r"`loss` of `aim` must be 'squared' \(or 'mse'\) or a function"),
         ({"loss": lambda g: g}, "must map"),
         ({"loss": lambda g: g[..., 0, 0, 2], "tokens": 1}, "must accept scores of shape"),
         ({"tokens": 0}, "`tokens` of `aim.Potential` must be >= 1"),

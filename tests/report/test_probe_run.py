@@ -1,5 +1,7 @@
 import json
 import math
+import os
+import signal
 
 import pytest
 from rich.console import Console
@@ -114,3 +116,16 @@ def test_unknown_model_types_are_refused_by_name(tmp_path):
         run_probe(ProbeOptions(hf="gpt17", random_init=True, out=tmp_path))
     with pytest.raises(ValueError, match="n_layer=2; got 'n_layer'"):
         run_probe(ProbeOptions(hf="gpt2", random_init=True, config=("n_layer",), out=tmp_path))
+
+
+def test_ctrl_c_ends_the_training_and_reports_what_was_measured(folder, tmp_path):
+    def interrupt(step, record):
+        if step == 6:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    run = run_probe(ProbeOptions(f"{folder}:build", steps=10_000, every=5, out=tmp_path / "out"), interrupt)
+    assert run.interrupted
+    assert len(run.losses) == 7
+    assert sorted({r["step"] for r in run.report.records}) == [0, 5]
+    assert run.report.advantages == []
+    assert run.path.exists()

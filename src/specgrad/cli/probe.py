@@ -1,5 +1,6 @@
 """``specgrad probe``."""
 
+import sys
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Annotated
@@ -28,4 +29,7 @@ def do_probe(options: ProbeOptions, track: str | None) -> int:
         found = run_probe(options, seen)
     print(found.report.summary())
     print(f"Report: {found.path}")
+    if found.interrupted:
+        print(f"specgrad: interrupted after {len(found.losses)} steps, which the report covers.", file=sys.stderr)
+        return 130
     return 0

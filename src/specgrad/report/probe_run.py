@@ -19,6 +19,7 @@ from specgrad.data import shakespeare
 from specgrad.optim import Muon, param_groups
 from specgrad.probe import LayerSummary, Probe, ProbeReport, likelihood_of
 from specgrad.probe.objective import default_forward
+from specgrad.runs.interrupt import StopRequest
 from specgrad.runs.seeds import stream
 
 OnRecord = Callable[[int, dict[str, Any]], None]
@@ -93,15 +94,17 @@ class ProbeRun:
         report: the probe's report.
         losses: training loss of every step.
         path: the page.
+        interrupted: whether Ctrl-C or SIGTERM ended the training early; the report covers the steps that were done.
     """
 
     report: ProbeReport
     losses: list[float]
     path: Path
+    interrupted: bool = False
 
 
 def run_probe(options: ProbeOptions, on_record: OnRecord | None = None) -> ProbeRun:
-    """Trains under the probe with a live table, then writes page, CSV and JSON lines.
+    """Trains under the probe with a live table, then writes page, CSV and JSON lines; Ctrl-C ends the training, not that.
 
     Args:
         options: settings.
@@ -120,7 +123,7 @@ def run_probe(options: ProbeOptions, on_record: OnRecord | None = None) -> Probe
     live = Live(console=console, refresh_per_second=2) if console.is_terminal else None
     inputs: Any = None
     targets: Any = None
-    with probe, live or nullcontext():
+    with probe, live or nullcontext(), StopRequest() as stopped:
         for step, (inputs, targets) in enumerate(itertools.islice(_forever(loader), options.steps)):
             inputs, targets = _to(inputs, options.device), _to(targets, options.device)
             loss = loss_fn(default_forward(model, inputs), targets)
@@ -137,12 +140,15 @@ def run_probe(options: ProbeOptions, on_record: OnRecord | None = None) -> Probe
                     live.update(live_table(probe.report(), step, losses[-1]))
                 else:
                     console.print(f"step {step}: loss {losses[-1]:.4f}. {probe.report().summary()}", highlight=False)
-    _levels(probe, options, inputs, targets, loss_fn, console)
+            if stopped():
+                break
+    if not stopped():
+        _levels(probe, options, inputs, targets, loss_fn, console)
     report = probe.report()
     options.out.mkdir(parents=True, exist_ok=True)
     report.save(options.out / "probe.csv")
     report.save(options.out / "probe.jsonl")
-    return ProbeRun(report, losses, report.save(options.out / "report.html"))
+    return ProbeRun(report, losses, report.save(options.out / "report.html"), stopped())
 
 
 def _levels(probe: Probe, options: ProbeOptions, inputs: Any, targets: Any, loss_fn: Any, console: Console) -> None:
