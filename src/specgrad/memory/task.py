@@ -162,12 +162,15 @@ class Task:
         kappa_v: float | int = 0.0,
         unit_norm: bool = False,
         storage: Storage = "memory",
+        split: bool = False,
         dtype: torch.dtype = torch.float64,
+        device: torch.device | str = "cpu",
     ) -> "Task":
         """A task with measured frequencies and Gaussian embeddings; items are put in order of decreasing count.
 
         Args:
-            counts: how often each fact was seen, for example word counts of `specgrad.data.word_counts`.
+            counts: how often each fact was seen, for example those of `specgrad.data.word_counts` or
+                `specgrad.data.cities`. Every item has an answer of its own here, also where real facts share them.
             dim: dimension of the embeddings.
             seed: seed of embeddings and batches.
             alpha: exponent of a fit to the counts, for theory and defaults of regularisation.
@@ -175,7 +178,9 @@ class Task:
             kappa_v: see the class.
             unit_norm: see the class.
             storage: see the class.
+            split: see the class.
             dtype: see the class.
+            device: see the class.
 
         Raises:
             ValueError: if a count is negative or not finite, or there are fewer than two.
@@ -185,7 +190,10 @@ class Task:
             [0.6, 0.2, 0.2]
         """
         p = _checked_counts("from_counts", "counts", counts).sort(descending=True, stable=True).values
-        return cls(len(p), dim, alpha, seed, kappa_u, kappa_v, unit_norm, storage, dtype=dtype, given=(None, None, p))
+        return cls(
+            len(p), dim, alpha, seed, kappa_u, kappa_v, unit_norm, storage, split, dtype, device,
+            given=(None, None, p.to(device)),
+        )  # fmt: skip
 
     @cached_property
     def frequencies(self) -> Float[Tensor, " N"]:

