@@ -101,7 +101,7 @@ def measure(config: Config, watch: Watch) -> list[dict[str, Any]]:
         warnings.simplefilter("error", memory.MeanFieldWarning)
         run = memory.simulate(
             task, config.update, config.steps, config.lr, "exact", batch_size,
-            on_step=watch.finished,
+            checkpoint=watch.checkpoint, on_step=watch.finished,
         )  # fmt: skip
     seen = task.frequencies < 0
     records = []

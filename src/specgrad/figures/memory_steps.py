@@ -86,7 +86,9 @@ def measure(config: Config, watch: Watch) -> list[dict[str, Any]]:
     with warnings.catch_warnings():
         # The estimates are among the records, and checked.
         warnings.simplefilter("ignore", memory.MeanFieldWarning)
-        run = memory.simulate(task, "muon", config.steps, config.lr, config.gradient, on_step=watch.finished)
+        run = memory.simulate(
+            task, "muon", config.steps, config.lr, config.gradient, checkpoint=watch.checkpoint, on_step=watch.finished
+        )
     return [{k: v for k, v in record.items() if k != "seconds"} for record in run.records]
 
 

@@ -1,10 +1,12 @@
 """How it is trained: one step, many steps with any update or optimizer, and the thresholded dynamics of the theory."""
 
 import math
+import pickle
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from specgrad.memory.schedules import Schedule, fixed_rates, line_search
 from specgrad.memory.scoring import recovered
 from specgrad.memory.task import Array, Task
 from specgrad.memory.updates import Update, direction
+from specgrad.runs.files import atomic, set_aside
 
 BuildOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
@@ -109,6 +112,7 @@ def simulate(
     rows: int | None = None,
     tolerance: float | int | None = None,
     with_loss: bool = False,
+    checkpoint: Path | None = None,
     on_step: Callable[[int, float], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
     **options: Any,
@@ -128,6 +132,8 @@ def simulate(
         rows: exact rows of the hybrid gradient.
         tolerance: error of the polar factor that the hybrid gradient should reach.
         with_loss: whether the population loss after each step is computed, with the same method.
+        checkpoint: file in which every finished step is kept; a run with the same arguments goes on from there, and ends
+            with the same bits.
         on_step: called after each step with the number of finished steps and the batch loss.
         should_stop: asked after each step; True ends the run early.
         options: settings of the update, see `specgrad.memory.direction`.
@@ -167,13 +173,20 @@ def simulate(
     def evaluate(weight: Tensor, q: Tensor) -> Estimate:
         return estimate_gradient(task, weight, q, gradient, rows=rows, tolerance=tolerance)
 
-    began = time.process_time()
     weight = torch.zeros(task.dim, task.dim, dtype=torch.float64, device=task.frequencies.device)
     buffer = torch.zeros_like(weight)
     records: list[dict[str, Any]] = []
     weights: list[Tensor] = []
+    if checkpoint is not None and checkpoint.exists():
+        kept = _load(checkpoint, weight.device)
+        if kept is not None:
+            records, weights, buffer = kept["records"][:steps], kept["weights"][:steps], kept["buffer"]
+            weight = weights[-1]
+            if adapter is not None:
+                adapter.load(kept["optimizer"], weight)
+    began = time.process_time() - (records[-1]["seconds"] if records else 0.0)
     ahead: Estimate | None = None
-    for step in range(steps):
+    for step in range(len(records), steps):
         q = task.frequencies if batch_size is None else task.sample(batch_size, step)
         now = ahead if ahead is not None and batch_size is None else evaluate(weight, q)
         rate = math.nan
@@ -191,6 +204,10 @@ def simulate(
             record["loss"] = ahead.loss
         records.append(record | {"seconds": time.process_time() - began})
         weights.append(weight)
+        if checkpoint is not None and task.rank_and_world[0] == 0:
+            state = {"records": records, "weights": weights, "buffer": buffer}
+            with atomic(checkpoint) as temporary:
+                torch.save(state | {"optimizer": None if adapter is None else adapter.optimizer.state_dict()}, temporary)
         if on_step is not None:
             on_step(step + 1, now.loss)
         if should_stop is not None and should_stop():
@@ -221,11 +238,27 @@ class _Adapter:
         self.weight = nn.Parameter(zeros)
         self.optimizer = build([self.weight])
 
+    def load(self, state: dict[str, Any], weight: Float[Tensor, "d d"]) -> None:
+        """Goes on from a checkpoint."""
+        self.weight.copy_(weight)
+        self.optimizer.load_state_dict(state)
+
     def step(self, gradient: Float[Tensor, "d d"]) -> Float[Tensor, "d d"]:
         """Hands over minus G as the gradient, steps, and returns a copy of W."""
         self.weight.grad = (-gradient).to(self.weight)
         self.optimizer.step()
         return self.weight.detach().double().clone()
+
+
+def _load(checkpoint: Path, device: torch.device) -> dict[str, Any] | None:
+    """What a checkpoint holds; a damaged one is set aside with a warning."""
+    try:
+        kept: dict[str, Any] = torch.load(checkpoint, map_location=device, weights_only=True)
+        assert len(kept["records"]) == len(kept["weights"]) > 0
+        return kept
+    except (OSError, RuntimeError, KeyError, TypeError, EOFError, AssertionError, pickle.UnpicklingError) as error:
+        set_aside(checkpoint, ValueError(str(error).splitlines()[0] if str(error) else type(error).__name__))
+        return None
 
 
 def check_run(steps: int, batch_size: int | None, momentum: float | int = 0.0, weight_decay: float | int = 0.0) -> None:
