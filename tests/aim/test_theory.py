@@ -198,8 +198,13 @@ def test_the_hierarchy_says_how_long_it_can_be_trusted():
     assert kept.sum() == (times <= out["trusted_until"]).sum()
     for column in COLUMNS:
         np.testing.assert_allclose(out[column][kept], exact[column][kept], rtol=0.015)
-    with pytest.raises(ValueError, match=r"must end at t = .* for the hierarchy of order 12"):
+    with pytest.raises(ValueError, match=r"must end at t = 0.062 here: .* orders 12 and below of the hierarchy"):
         solve(task, "hierarchy", t_eval=times, order=12)
+    with pytest.warns(UserWarning, match="differ by more than tol 0.01"):
+        late = solve(task, "hierarchy", t_eval=[0.0, 0.06], order=12)
+    assert np.isfinite(late["q11"]).all()
+    with pytest.raises(ValueError, match=r"must end at t = 0\.0[34]"):
+        solve(task, "hierarchy", t_eval=times[:31], order=12, untrusted="raise")
 
 
 @pytest.mark.parametrize("case", AIM["direct_trajectories"], ids=lambda c: c["act"])

@@ -15,7 +15,7 @@ from specgrad.aim.observables import order_columns, overlap
 from specgrad.aim.task import Task
 
 Method = Literal["auto", "exact", "closure", "hierarchy", "flow", "closed"]
-Untrusted = Literal["raise", "nan", "keep"]
+Untrusted = Literal["warn", "raise", "nan", "keep"]
 Times = Float[np.ndarray, " times"]
 
 # Largest block that `auto` lets the closure grow to.
@@ -46,7 +46,7 @@ def solve(
     tol: float = 1e-2,
     seed: int | None = None,
     rtol: float = 1e-8,
-    untrusted: str = "raise",
+    untrusted: str = "warn",
 ) -> dict[str, Any]:
     """Order parameters of the training dynamics as functions of time.
 
@@ -70,8 +70,9 @@ def solve(
         tol: relative error that is accepted, of the truncated methods.
         seed: None for the limit d = infinity; else the start is the draw with this seed, at the task's ``dim``.
         rtol: relative tolerance of the integration in time.
-        untrusted: what happens to times at which the hierarchy is off by more than ``tol``: ``raise``, ``nan`` puts NaN
-            there, ``keep`` gives what came out.
+        untrusted: what happens to times at which the hierarchy may be off by more than ``tol``: ``warn`` gives what came out
+            with a warning, but refuses times beyond the radius, where no order helps; ``raise`` refuses them all, ``nan``
+            puts NaN there, ``keep`` gives what came out.
 
     Returns:
         Arrays ``t`` (times), ``t1``, ``t2``, ... (traces ``tr S_k``), ``loss`` (the population loss Phi); for tied attention
@@ -201,12 +202,17 @@ def _guard(found: _Found, times: Times, tol: float, untrusted: str) -> _Found:
             )
         return found
     late = times > found.trusted_until
-    if untrusted == "raise" and late.any():
-        raise ValueError(
-            f"`t_eval` of `aim.solve` must end at t = {found.trusted_until:.4g} for the hierarchy of order {found.order}: "
-            f"from there on orders differ by more than tol {tol:g} (estimated radius of convergence {found.radius:.3g}). "
-            "Use 'exact' or 'closure', or untrusted='nan' or 'keep'."
-        )
+    # The radius of given matrices is not known (NaN); then only what cannot be a number is refused.
+    hopeless = broken | (late & (times > (np.inf if np.isnan(found.radius) else found.radius)))
+    reason = (
+        f"from t = {found.trusted_until:.4g} on, orders {found.order} and below of the hierarchy differ by more than tol {tol:g} "
+        f"(estimated radius of convergence {found.radius:.3g}). Use 'exact' or 'closure', or untrusted='nan' or 'keep'."
+    )
+    if (untrusted == "raise" and late.any()) or (untrusted == "warn" and hopeless.any()):
+        until = found.trusted_until if untrusted == "raise" else max(times[~hopeless], default=0.0)
+        raise ValueError(f"`t_eval` of `aim.solve` must end at t = {until:.4g} here: {reason}")
+    if untrusted == "warn" and late.any():
+        warnings.warn(f"aim.solve: {reason}", stacklevel=3)
     if untrusted == "nan":
         traces, psi = found.traces.copy(), found.psi.copy()
         traces[late], psi[late] = np.nan, np.nan
