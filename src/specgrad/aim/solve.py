@@ -205,8 +205,8 @@ def _guard(found: _Found, times: Times, tol: float, untrusted: str) -> _Found:
     # The radius of given matrices is not known (NaN); then only what cannot be a number is refused.
     hopeless = broken | (late & (times > (np.inf if np.isnan(found.radius) else found.radius)))
     reason = (
-        f"from t = {found.trusted_until:.4g} on, orders {found.order} and below of the hierarchy differ by more than tol {tol:g} "
-        f"(estimated radius of convergence {found.radius:.3g}). Use 'exact' or 'closure', or untrusted='nan' or 'keep'."
+        f"from t = {found.trusted_until:.4g} on, orders {found.order} and below of the hierarchy differ by more than tol "
+        f"{tol:g} (estimated radius of convergence {found.radius:.3g}). Use 'exact' or 'closure', or untrusted='nan' or 'keep'."
     )
     if (untrusted == "raise" and late.any()) or (untrusted == "warn" and hopeless.any()):
         until = found.trusted_until if untrusted == "raise" else max(times[~hopeless], default=0.0)
