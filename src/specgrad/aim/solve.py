@@ -206,7 +206,8 @@ def _guard(found: _Found, times: Times, tol: float, untrusted: str) -> _Found:
     hopeless = broken | (late & (times > (np.inf if np.isnan(found.radius) else found.radius)))
     reason = (
         f"from t = {found.trusted_until:.4g} on, orders {found.order} and below of the hierarchy differ by more than tol "
-        f"{tol:g} (estimated radius of convergence {found.radius:.3g}). Use 'exact' or 'closure', or untrusted='nan' or 'keep'."
+        f"{tol:g} (estimated radius of convergence {found.radius:.3g}). "
+        "Use 'exact' or 'closure', or untrusted='nan' or 'keep'."
     )
     if (untrusted == "raise" and late.any()) or (untrusted == "warn" and hopeless.any()):
         until = found.trusted_until if untrusted == "raise" else max(times[~hopeless], default=0.0)
