@@ -213,7 +213,7 @@ def draw(table: pl.DataFrame) -> Figure:
         ends.set_title("final")
         ends.set_xticks(range(len(present)), labels=[])
         ends.set_xlim(-0.7, len(present) - 0.3)
-        ends.set_xlabel("one mark a seed", fontsize=8)
+        ends.set_xlabel("each seed", fontsize=8)
         if place == 0:
             curves.set_ylabel("validation loss below AdamW's\n(nats per byte)")
     handles, labels = grid[0, 0].get_legend_handles_labels()
