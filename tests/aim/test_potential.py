@@ -178,7 +178,7 @@ def test_steep_but_smooth_losses_are_accepted():
         ({"loss": "absolute"}, "`loss` of `aim` must be 'squared' or a function"),
         ({"loss": lambda g: g}, "must map"),
         ({"loss": lambda g: g[..., 0, 0, 2], "tokens": 1}, "must accept scores of shape"),
-        ({"tokens": 0}, "`tokens` of `aim.Potential` must be >= 1"),
+        ({"tokens": 0}, "`tokens` of `aim.Potential` must be an integer >= 1"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings, message):

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Integral
 from typing import Literal
 
 import numpy as np
@@ -100,8 +101,12 @@ class Potential:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.tokens < 1:
-            raise ValueError(f"`tokens` of `aim.Potential` must be >= 1; got {self.tokens}.")
+        if not (isinstance(self.tokens, Integral) and self.tokens >= 1):
+            raise ValueError(f"`tokens` of `aim.Potential` must be an integer >= 1; got {self.tokens!r}.")
+        if not 0 < self.tol < 1:
+            raise ValueError(f"`tol` of `aim.Potential` must lie between 0 and 1; got {self.tol}.")
+        if not self.signs or not set(self.signs) <= {1, -1}:
+            raise ValueError(f"`signs` of `aim.Potential` must hold +1 and -1 only, one per index; got {self.signs}.")
         _ = self.token_covariance, self.scores
 
     @cached_property
@@ -114,6 +119,8 @@ class Potential:
             raise ValueError(
                 f"`covariance` of `aim.Potential` must have shape ({self.tokens}, {self.tokens}); got {c.shape}."
             )
+        if not np.isfinite(c).all():
+            raise ValueError("`covariance` of `aim.Potential` must be finite; it holds NaN or infinities.")
         lowest = np.linalg.eigvalsh((c + c.T) / 2)[0]
         if not np.allclose(c, c.T) or lowest < -1e-10:
             raise ValueError(
