@@ -5,6 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specgrad.aim import Potential
+from specgrad.aim.activations import activation_named
+from specgrad.aim.losses import SquaredDifference
+from specgrad.aim.mehler import moments_by_series
+from specgrad.aim.quadrature import moments_on_grid, square_root
 from tests.aim.reference import AIM
 
 CASES = {
@@ -66,9 +70,56 @@ def test_closed_forms_equal_quadrature(entries, name):
     q = factor @ factor.T
     closed, grid = Potential(name), Potential(name)
     with_mean = grid.evaluate(q, mean=[0.0, 0.0])  # means switch the closed forms off
-    assert with_mean.routes == (f"Gauss-Hermite {int(name[1]) + 1}",)
+    assert with_mean.routes == (f"Hermite series {int(name[1]) + 1}",)
     np.testing.assert_allclose(with_mean.a + with_mean.b, closed.gamma(q), atol=1e-9)
     assert with_mean.value == pytest.approx(closed.value(q), abs=1e-9)
+
+
+@pytest.mark.parametrize("correlation", [-1.0, -0.6, 0.0, 0.5, 0.99, 1.0])
+@pytest.mark.parametrize("name", ["tanh", "logistic", "h3"])
+def test_the_series_equals_the_product_grid(name, correlation):
+    function = SquaredDifference(activation_named(name), (1, -1), 1.5)
+    covariance = np.array([[0.9, correlation * (0.9 * 0.4) ** 0.5], [correlation * (0.9 * 0.4) ** 0.5, 0.4]])
+    mean = np.array([0.3, -0.2])
+    grid = moments_on_grid(function, mean, square_root(covariance), 192)
+    series = moments_by_series(function, mean, covariance, 128)
+    for part in ("value", "gradient", "hessian"):
+        np.testing.assert_allclose(getattr(series, part), getattr(grid, part), atol=1e-9)
+
+
+def test_the_series_of_a_constant_feature_is_the_value_there():
+    function = SquaredDifference(activation_named("tanh"), (1, -1))
+    found = moments_by_series(function, np.array([0.3, 0.1]), np.zeros((2, 2)), 32)
+    value, gradient, hessian = function.derivatives(torch.tensor([[0.3, 0.1]], dtype=torch.float64))
+    assert found.value == pytest.approx(float(value), rel=1e-12)
+    np.testing.assert_allclose(found.gradient, gradient[0], rtol=1e-12)
+    np.testing.assert_allclose(found.hessian, hessian[0], rtol=1e-12)
+
+
+def test_the_series_keeps_its_accuracy_where_tanh_is_nearly_a_step():
+    potential = Potential("tanh")
+    q = np.array([[4.0, 2.5], [2.5, 3.0]])
+    # Independent: the trapezoidal rule in two variables through a Cholesky factor.
+    x = np.linspace(-9, 9, 721)
+    weights = np.exp(-(x[:, None] ** 2 + x**2) / 2)
+    root = np.linalg.cholesky(2 * q)
+    z1, z2 = root[0, 0] * x[:, None] + 0 * x, root[1, 0] * x[:, None] + root[1, 1] * x
+    value = ((np.tanh(z1) - np.tanh(z2)) ** 2 * weights).sum() / weights.sum()
+    cross = -2 * ((1 - np.tanh(z1) ** 2) * (1 - np.tanh(z2) ** 2) * weights).sum() / weights.sum()
+    assert potential.evaluate(q).routes[0].startswith("Hermite series")
+    assert potential.value(q) == pytest.approx(value, rel=1e-8)
+    assert potential.gamma(q)[0, 1] == pytest.approx(cross, rel=1e-8)
+
+
+def test_many_heads_need_no_sampling():
+    potential = Potential("tanh", signs=(1, 1, 1, -1, -1, -1))
+    q = overlaps(6)
+    found = potential.evaluate(q)
+    assert found.routes[0].startswith("Hermite series")
+    step = np.zeros((6, 6))
+    step[1, 4] = step[4, 1] = 1e-5
+    slope = (potential.value(q + step) - potential.value(q - step)) / 2e-5
+    assert slope == pytest.approx(2 * potential.gamma(q)[1, 4], abs=1e-8)
 
 
 def test_any_loss_by_sampling_agrees_with_the_reduced_integral_within_its_error():
@@ -127,7 +178,7 @@ def test_steep_but_smooth_losses_are_accepted():
         ({"loss": "absolute"}, r"`loss` of `aim` must be 'squared' \(or 'mse'\) or a function"),
         ({"loss": lambda g: g}, "must map"),
         ({"loss": lambda g: g[..., 0, 0, 2], "tokens": 1}, "must accept scores of shape"),
-        ({"tokens": 0}, "`tokens` of `aim.Potential` must be >= 1"),
+        ({"tokens": 0}, "`tokens` of `aim.Potential` must be an integer >= 1"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings, message):

@@ -3,6 +3,7 @@ import pytest
 
 from specgrad.aim import Task, solve
 from specgrad.aim.basis import initial_operators, moments_of_matrices, moments_of_operators
+from specgrad.aim.closure import block_size
 from specgrad.aim.direct import solve_closed
 from specgrad.aim.ensembles import gaussian_factor, spectral_nodes, wishart_nodes
 from specgrad.aim.hierarchy import initial_moments, make_hierarchy
@@ -260,6 +261,19 @@ def test_auto_warns_where_no_method_meets_the_tolerance():
         solve(Task(student_ratio=(1.0, 1.0), teacher_ratio=(1.0, 1.0)), t_eval=[0.2], tol=1e-9, rtol=1e-6)
 
 
+def test_auto_stops_raising_the_order_of_two_matrices_and_takes_the_flow():
+    out = solve(Task(dim=30, activation="h2"), t_eval=[0.5], seed=0, tol=1e-6, rtol=1e-7)
+    assert out["method"] == "flow"
+    assert "orders 6 and 7 still differ" in out["why"]
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_blocks_of_the_closure_have_the_size_that_is_foreseen(order):
+    for students in (1, 2, 3):
+        operators = initial_operators(Task(student_ratio=(1.0,) * students), order)
+        assert operators.shape[1] == block_size(students + 1, order)
+
+
 @pytest.mark.parametrize(
     ("task", "settings", "message"),
     [
@@ -274,6 +288,9 @@ def test_auto_warns_where_no_method_meets_the_tolerance():
         ({}, {"t_max": 1.0, "seed": 0}, "needs a task with `dim`"),
         ({}, {"method": "hierarchy", "t_max": 0.01, "order": 40}, "`order` of `aim.solve` must be smaller"),
         ({}, {"method": "hierarchy", "t_max": 0.01, "order": 1}, "must be >= 2"),
+        ({}, {"method": "closure", "t_max": 0.01, "order": 40}, "blocks have at most 4096 rows"),
+        ({}, {"method": "closure", "t_max": 0.01, "rtol": 0.0}, "`rtol` of `aim.solve` must lie between 0 and 1"),
+        ({}, {"t_eval": []}, "ascending times"),
         (
             {"activation": "h1", "weight_decay": 2000.0},
             {"method": "exact", "t_eval": [5.0], "rtol": 1e-3},
@@ -299,7 +316,12 @@ def test_what_a_method_cannot_do_is_refused(task, settings, message):
         ({"dim": 6, "student_matrix": np.eye(5)}, r"`student_matrix` of `aim.Task` must have shape \(6, rank\)"),
         ({"dim": 6, "teacher_matrix": np.triu(np.ones((6, 6)))}, "must be symmetric"),
         ({"student_matrix": np.eye(5)}, "needs `dim`"),
-        ({"trainable": (2,)}, "`trainable` of `aim.Task` must list indices below 2"),
+        ({"trainable": (2,)}, "`trainable` of `aim.Task` must be a tuple of indices < 2, not empty"),
+        ({"trainable": ()}, "`trainable` of `aim.Task` must be a tuple of indices < 2, not empty"),
+        ({"teacher": "gaussian"}, "`teacher` of a tied `aim.Task` must be symmetric"),
+        ({"student_ratio": ()}, "`student_ratio` of `aim.Task` must be > 0, or a tuple of such numbers"),
+        ({"dim": 6, "student_matrix": np.full((6, 6), np.nan)}, "`student_matrix` of `aim.Task` must be finite"),
+        ({"tokens": 2, "covariance": [[1.0, np.nan], [np.nan, 1.0]]}, "`covariance` of `aim.Potential` must be finite"),
         ({"tokens": 2, "covariance": [[1.0]]}, "`covariance`"),
     ],
 )

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from specgrad.aim.quadrature import gauss_hermite, sobol_points
+from specgrad.aim.quadrature import gauss_hermite, grid_for, sobol_points
 
 if TYPE_CHECKING:
     from specgrad.aim.potential import Potential
@@ -30,7 +30,11 @@ def gamma_by_autodiff(potential: "Potential", q: Float[np.ndarray, "k k"]) -> Fl
             raise ValueError(
                 f"`q` must give each term a positive definite covariance for route='autodiff'; got {q.tolist()}."
             )
-        nodes, _ = potential._nodes(group, sigma.detach().numpy(), np.zeros(n))
+        if group.function.degree is not None:
+            nodes: int | None = group.function.degree // 2 + 1
+        else:
+            size = float(np.linalg.eigvalsh(sigma.detach().numpy())[-1])
+            nodes, _ = grid_for(group.function, size, False, n, potential.tol)
         if nodes is None:
             z = sobol_points(n, potential.seed).reshape(-1, n)
             weights = torch.full((len(z),), 1 / len(z), dtype=torch.float64)

@@ -13,6 +13,19 @@ from specgrad.aim.task import Task
 
 DEFAULT_ORDER = 4
 
+# Blocks beyond this cost more than the flow of matrices that large.
+_LARGEST_BLOCK = 4096
+
+
+def block_size(indices: int, order: int) -> int:
+    """Rows of the operators: alternating strings of total degree up to ``order``.
+
+    Example:
+        >>> [block_size(2, order) for order in (1, 2, 4)]
+        [3, 7, 31]
+    """
+    return 1 + sum(int(indices**degree) for degree in range(1, order + 1))
+
 
 def solve_closure(
     task: Task,
@@ -38,6 +51,11 @@ def solve_closure(
     """
     if order < 1:
         raise ValueError(f"`order` of the closure must be >= 1; got {order}.")
+    if block_size(task.indices, order) > _LARGEST_BLOCK:
+        raise ValueError(
+            f"`order` of the closure of {task.indices} matrices must be lower: blocks have at most {_LARGEST_BLOCK} rows; "
+            f"got {order}, that is {block_size(task.indices, order):,} rows."
+        )
     operators = initial_operators(task, order, seed)
     size = operators.shape[1]
     unit = np.eye(size)[:, :1]

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from numbers import Integral
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -87,11 +88,24 @@ def simulate(
     """
     chosen = list(range(seeds)) if isinstance(seeds, int) else [int(s) for s in seeds]
     _check(task, lr, batch_size, chosen, guard, guard_level)
+    if isinstance(optimizer, str) and optimizer != "sgd":
+        raise ValueError(
+            "`optimizer` of `aim.simulate` must be 'sgd' or a function from parameters to an optimizer, such as "
+            f"`lambda params: specgrad.optim.Muon(params, lr=0.01)`; got {optimizer!r}."
+        )
+    if not all(word and all(k in range(1, task.indices + 1) for k in word) for word in words):
+        raise ValueError(
+            f"`words` of `aim.simulate` must hold tuples of indices from 1 to {task.indices}, as [(1, 1, 2)]; got {words!r}."
+        )
     if dtype not in (torch.float32, torch.float64):
         raise ValueError(f"`dtype` of `aim.simulate` must be torch.float32 or torch.float64; got {dtype}.")
     times = _measured_times(t_max, t_eval)
     assert task.dim is not None
     unit = (4.0 if task.attention == "tied" else 1.0) * lr / task.dim
+    if times[-1] > 0 and np.rint(times[-1] / unit) < 1:
+        raise ValueError(
+            f"`t_max` or `t_eval` of `aim.simulate` must reach one step, {unit:.3g} at `lr` {lr:g}; got {times[-1]:g}."
+        )
     steps = np.unique(np.rint(times / unit).astype(int))
     place = torch.device(device)
     model = Model.start(task, chosen, place, dtype, rotate=optimizer == "sgd")
@@ -133,8 +147,8 @@ def _check(task: Task, lr: float, batch_size: int, seeds: list[int], guard: str 
         raise ValueError("`dim` of `aim.Task` must be given for `aim.simulate`; got None.")
     if not 0 < lr < math.inf:
         raise ValueError(f"`lr` of `aim.simulate` must be finite and > 0; got {lr}.")
-    if batch_size < 1:
-        raise ValueError(f"`batch_size` of `aim.simulate` must be >= 1; got {batch_size}.")
+    if not (isinstance(batch_size, Integral) and batch_size >= 1):
+        raise ValueError(f"`batch_size` of `aim.simulate` must be an integer >= 1; got {batch_size!r}.")
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"`seeds` of `aim.simulate` must be distinct and not empty; got {seeds}.")
     if guard is not None and guard not in get_args(Guard):
@@ -147,10 +161,15 @@ def _measured_times(t_max: float | None, t_eval: Any) -> np.ndarray:
     if (t_max is None) == (t_eval is None):
         raise ValueError("`t_max` or `t_eval` of `aim.simulate` must be given, and not both.")
     times = np.linspace(0.0, float(t_max), 41) if t_max is not None else np.atleast_1d(np.asarray(t_eval, dtype=float))
-    if times.ndim != 1 or not np.isfinite(times).all() or (times < 0).any() or (np.diff(times) <= 0).any():
-        raise ValueError(
-            f"`t_max` or `t_eval` of `aim.simulate` must give finite, ascending times >= 0; got {t_max or t_eval}."
-        )
+    if (
+        times.ndim != 1
+        or len(times) == 0
+        or not np.isfinite(times).all()
+        or (times < 0).any()
+        or (np.diff(times) <= 0).any()
+    ):
+        got = t_eval if t_max is None else t_max
+        raise ValueError(f"`t_max` (> 0) or `t_eval` of `aim.simulate` must give finite, ascending times >= 0; got {got}.")
     return times
 
 

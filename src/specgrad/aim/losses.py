@@ -17,8 +17,6 @@ from specgrad.aim.activations import Activation, Pointwise, activation_named
 ScoreLoss = Callable[[Tensor], Tensor]
 Derivatives = tuple[Float[Tensor, " batch"], Float[Tensor, "batch n"], Float[Tensor, "batch n n"]]
 
-Expectations = tuple[float, Float[Tensor, " n"], Float[Tensor, "n n"]]
-
 # Names of the squared difference.
 SQUARED = ("squared", "mse")
 
@@ -56,16 +54,6 @@ class SquaredDifference:
         twice = 2 * self.weight
         return self.weight * residual**2, twice * residual[:, None] * slopes, twice * hessian
 
-    def expectations(self, y: Float[Tensor, "batch n"], weights: Float[Tensor, " batch"]) -> Expectations:
-        """Weighted sums of value, gradient and Hessian, without a Hessian per row."""
-        signs = y.new_tensor(self.signs)
-        residual = self.activation.function(y) @ signs
-        slopes = self.activation.first(y) * signs
-        weighted = weights * residual
-        hessian = (slopes * weights[:, None]).T @ slopes + torch.diag((weighted @ self.activation.second(y)) * signs)
-        twice = 2 * self.weight
-        return float(self.weight * (weighted @ residual)), twice * (weighted @ slopes), twice * hessian
-
 
 @dataclass(frozen=True)
 class Automatic:
@@ -96,11 +84,6 @@ class Automatic:
                     (row,) = torch.autograd.grad(gradient[:, a].sum(), at, retain_graph=True, allow_unused=True)
                 rows.append(torch.zeros_like(y) if row is None else row)
         return value.detach(), gradient.detach(), torch.stack(rows, dim=1).detach()
-
-    def expectations(self, y: Float[Tensor, "batch n"], weights: Float[Tensor, " batch"]) -> Expectations:
-        """Weighted sums of value, gradient and Hessian."""
-        value, gradient, hessian = self.derivatives(y)
-        return float(weights @ value), weights @ gradient, torch.tensordot(weights, hessian, dims=1)
 
 
 # A function of features: ``value`` and ``derivatives`` at rows, and the ``degree`` of a polynomial.

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Integral
 from typing import Literal
 
 import numpy as np
@@ -10,26 +11,13 @@ from jaxtyping import Float
 
 from specgrad.aim.activations import Pointwise
 from specgrad.aim.closed_forms import closed_form, closed_moments
-from specgrad.aim.losses import FeatureFunction, Loss, ScoreLoss, make_loss
-from specgrad.aim.quadrature import (
-    LARGEST_GRID,
-    NODE_COUNTS,
-    Moments,
-    gauss_hermite,
-    moments_by_sampling,
-    moments_on_grid,
-    square_root,
-)
+from specgrad.aim.losses import FeatureFunction, Loss, ScoreLoss, SquaredDifference, make_loss
+from specgrad.aim.mehler import moments_by_series, series_for
+from specgrad.aim.quadrature import Moments, check_covariance, grid_for, moments_by_sampling, moments_on_grid, square_root
 from specgrad.aim.smooth import has_kinks
 
 Route = Literal["hessian", "autodiff"]
 Matrix = Float[np.ndarray, "k k"]
-
-# Disagreement of the two largest grids up to which they are better than sampling.
-_LOOSE = 1e-4
-
-# Grids beyond this many variables would need too few nodes per variable to be trusted.
-_MOST_GRID_FEATURES = 4
 
 
 @dataclass(frozen=True)
@@ -77,8 +65,9 @@ class Potential:
     ``Phi(Psi, Omega) = E L(G)`` with G Gaussian, ``Cov(G_ijk, G_i'j'l) = C_ii' C_jj' Omega_kl + C_ij' C_ji' Psi_kl``. For
     symmetric matrices (tied attention) ``Psi = Omega = q``.
 
-    Expectations come from closed forms (h1, h2, h3 without mean), from Gauss-Hermite rules on the few features that a term
-    of the loss sees (nodes are added until two rules agree to ``tol``), or from randomised quasi-Monte-Carlo.
+    Expectations come from closed forms (h1, h2, h3 without mean), from Hermite series of one variable (elementwise
+    activations and softmax on two tokens, squared loss), from Gauss-Hermite rules on the few features that a term of the
+    loss sees, or from randomised quasi-Monte-Carlo. Nodes are added until two rules agree to ``tol``.
 
     Attributes:
         activation: ``h1``, ``h2``, ``h3`` (Hermite), ``tanh``, ``logistic``, ``softmax`` (over rows of scores) or a
@@ -112,8 +101,12 @@ class Potential:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.tokens < 1:
-            raise ValueError(f"`tokens` of `aim.Potential` must be >= 1; got {self.tokens}.")
+        if not (isinstance(self.tokens, Integral) and self.tokens >= 1):
+            raise ValueError(f"`tokens` of `aim.Potential` must be an integer >= 1; got {self.tokens!r}.")
+        if not 0 < self.tol < 1:
+            raise ValueError(f"`tol` of `aim.Potential` must lie between 0 and 1; got {self.tol}.")
+        if not self.signs or not set(self.signs) <= {1, -1}:
+            raise ValueError(f"`signs` of `aim.Potential` must hold +1 and -1 only, one per index; got {self.signs}.")
         _ = self.token_covariance, self.scores
 
     @cached_property
@@ -126,6 +119,8 @@ class Potential:
             raise ValueError(
                 f"`covariance` of `aim.Potential` must have shape ({self.tokens}, {self.tokens}); got {c.shape}."
             )
+        if not np.isfinite(c).all():
+            raise ValueError("`covariance` of `aim.Potential` must be finite; it holds NaN or infinities.")
         lowest = np.linalg.eigvalsh((c + c.T) / 2)[0]
         if not np.allclose(c, c.T) or lowest < -1e-10:
             raise ValueError(
@@ -172,14 +167,12 @@ class Potential:
 
             return gamma_by_autodiff(self, self._matrix(q, "q"))
         matrix = self._matrix(q, "q")
-        if self._closed_groups is None:
-            found = self.evaluate(matrix)
-            return np.asarray(found.a + found.b)
-        # Theories ask for this a thousand times per solution, so closed forms skip the general bookkeeping.
+        # Theories ask for this a thousand times per solution, so the bookkeeping of `evaluate` is skipped.
         total = np.zeros(self.indices**2)
-        for name, both, count in self._closed_groups:
-            sigma = (both @ matrix.ravel()).tolist()
-            total += closed_moments(name, sigma[0], sigma[1], sigma[3]).hessian.ravel() @ both * (count / 2)
+        for group, both in zip(self.groups, self._symmetric_laws, strict=True):
+            n = len(group.means)
+            found, _ = self._moments(group, (both @ matrix.ravel()).reshape(n, n), np.zeros(n), centred=True)
+            total += found.hessian.ravel() @ both * (group.count / 2)
         return total.reshape(matrix.shape)
 
     def evaluate(self, psi: object, omega: object = None, mean: object = None) -> Evaluation:
@@ -245,18 +238,12 @@ class Potential:
         return tuple(groups)
 
     @cached_property
-    def _closed_groups(self) -> list[tuple[str, Float[np.ndarray, "n2 k2"], int]] | None:
-        """Name, law at ``Psi = Omega`` and number of terms of each group; None unless all have closed forms."""
-        found = []
-        for group in self.groups:
-            name = closed_form(group.function)
-            if name is None:
-                return None
-            found.append((name, group.along + group.across, group.count))
-        return found
+    def _symmetric_laws(self) -> list[Float[np.ndarray, "n2 k2"]]:
+        """The map from ``q = Psi = Omega`` to the features' covariance, of each group."""
+        return [group.along + group.across for group in self.groups]
 
     @cached_property
-    def _node_counts(self) -> dict[tuple[int, int, bool], tuple[int | None, float]]:
+    def _rules(self) -> dict[tuple[int, int, bool], tuple[int | None, float]]:
         return {}
 
     def _matrix(self, q: object, name: str) -> Matrix:
@@ -274,15 +261,17 @@ class Potential:
         if name is not None:
             return closed_moments(name, sigma[0, 0], sigma[0, 1], sigma[1, 1]), "closed"
         self._refuse_kinks()
-        root = square_root(sigma)
-        nodes, error = self._nodes(group, sigma, centre)
-        if nodes is None:
-            return moments_by_sampling(group.function, centre, root, self.seed), "quasi-Monte-Carlo"
-        found = moments_on_grid(group.function, centre, root, nodes)
+        rule, error = self._rule(group, sigma, centre)
+        if isinstance(group.function, SquaredDifference) and rule is not None:
+            check_covariance(sigma)
+            found, route = moments_by_series(group.function, centre, sigma, rule), f"Hermite series {rule}"
+        elif rule is not None:
+            found, route = moments_on_grid(group.function, centre, square_root(sigma), rule), f"Gauss-Hermite {rule}"
+        else:
+            return moments_by_sampling(group.function, centre, square_root(sigma), self.seed), "quasi-Monte-Carlo"
         if error > 0:
-            errors = np.full_like(found.hessian, error)
-            found = Moments(found.value, found.gradient, found.hessian, error, errors)
-        return found, f"Gauss-Hermite {nodes}"
+            found = replace(found, value_error=error, hessian_error=np.full_like(found.hessian, error))
+        return found, route
 
     def _refuse_kinks(self) -> None:
         if self._kinks:
@@ -295,27 +284,27 @@ class Potential:
     def _kinks(self) -> bool:
         return any(has_kinks(group.function, len(group.means)) for group in self.groups)
 
-    def _nodes(self, group: _Group, sigma: Matrix, centre: Float[np.ndarray, " n"]) -> tuple[int | None, float]:
-        """Nodes per variable for features of this size, None where no affordable grid is accurate, and the grid's error.
+    def _rule(self, group: _Group, sigma: Matrix, centre: Float[np.ndarray, " n"]) -> tuple[int | None, float]:
+        """Nodes per variable for features of this size, None where no affordable number is accurate, and the rule's error.
 
-        Decided once per half octave of the largest variance, at a covariance of that size with correlated features, so that
-        it does not depend on what was evaluated before.
+        A polynomial's is known; others are decided once per half octave of the largest variance, at a covariance of that
+        size with correlated features, so that it does not depend on what was evaluated before.
         """
         if group.function.degree is not None:
             return group.function.degree // 2 + 1, 0.0
-        n = len(centre)
-        if n > _MOST_GRID_FEATURES:
-            return None, 0.0
-        size = float(np.linalg.eigvalsh(sigma)[-1]) + float(centre @ centre)
+        if isinstance(group.function, SquaredDifference):
+            size = float(sigma.diagonal().max() + (centre**2).max())
+        else:
+            size = float(np.linalg.eigvalsh(sigma)[-1]) + float(centre @ centre)
         octave = int(np.ceil(2 * np.log2(max(size, 1e-3))))
-        key = (self.groups.index(group), octave, bool(np.any(centre)))
-        if key not in self._node_counts:
-            variance = 2.0 ** (octave / 2)
-            test = variance * (0.5 * np.eye(n) + 0.5 / n)
-            root = square_root(test)
-            shift = np.full(n, (variance / n) ** 0.5) if key[2] else np.zeros(n)
-            self._node_counts[key] = _agreeing_nodes(group.function, shift, root, self.tol)
-        return self._node_counts[key]
+        key = (self.groups.index(group), octave, bool(centre.any()))
+        if key not in self._rules:
+            about = 2.0 ** (octave / 2), key[2], len(centre), self.tol
+            if isinstance(group.function, SquaredDifference):
+                self._rules[key] = series_for(group.function, *about)
+            else:
+                self._rules[key] = grid_for(group.function, *about)
+        return self._rules[key]
 
 
 def _same_law(one: _Group, other: _Group) -> bool:
@@ -323,23 +312,3 @@ def _same_law(one: _Group, other: _Group) -> bool:
         return False
     pairs = ((one.along, other.along), (one.across, other.across), (one.means, other.means))
     return all(np.allclose(x, y, atol=1e-14) for x, y in pairs)
-
-
-def _agreeing_nodes(
-    function: FeatureFunction, centre: Float[np.ndarray, " n"], root: Float[np.ndarray, "n n"], tol: float
-) -> tuple[int | None, float]:
-    """The least number of nodes whose Hessian agrees with that of the next larger number, and 0.
-
-    Where none does, the largest affordable number with its distance to the one before, if that still beats sampling.
-    """
-    before, distance, last = None, np.inf, None
-    for place, nodes in enumerate(NODE_COUNTS):
-        if len(gauss_hermite(nodes, len(centre))[1]) > LARGEST_GRID:
-            break
-        now = moments_on_grid(function, centre, root, nodes).hessian
-        if before is not None:
-            distance = float(np.abs(now - before).max()) / (1 + float(np.abs(now).max()))
-            if distance <= tol:
-                return NODE_COUNTS[place - 1], 0.0
-        before, last = now, nodes
-    return (last, distance) if distance <= _LOOSE else (None, 0.0)

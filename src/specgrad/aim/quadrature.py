@@ -1,5 +1,6 @@
 """Expectations over a few Gaussian variables: Gauss-Hermite rules, or quasi-Monte-Carlo with an error estimate."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -18,6 +19,12 @@ _NEGLIGIBLE = 1e-22
 # Numbers of nodes per variable that are tried one after the other, and the largest grid.
 NODE_COUNTS = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 LARGEST_GRID = 300_000
+
+# Grids beyond this many variables would need too few nodes per variable to be trusted.
+_MOST_GRID_FEATURES = 4
+
+# Disagreement of the two largest rules up to which they are better than sampling.
+_LOOSE = 1e-4
 
 # Quasi-Monte-Carlo: scrambled Sobol points per randomisation and randomisations, whose spread is the error estimate.
 QMC_POINTS = 2**12
@@ -73,20 +80,30 @@ def sobol_points(dim: int, seed: int) -> Float[Tensor, "randomisations points di
     return torch.from_numpy(np.stack(sets))
 
 
+def check_covariance(covariance: Float[np.ndarray, "n n"]) -> None:
+    """Refuses what is no covariance.
+
+    Raises:
+        ValueError: for a matrix that is not PSD, beyond rounding, or not finite.
+    """
+    if not np.isfinite(covariance).all():
+        raise ValueError("the covariance of the scores must be finite; the order parameters have diverged.")
+    values = np.linalg.eigvalsh((covariance + covariance.T) / 2)
+    if values[0] < -1e-9 * max(values[-1], 1e-300):
+        raise ValueError(
+            "the order parameters must give a PSD covariance of the scores; "
+            f"got eigenvalues from {values[0]:.3g} to {values[-1]:.3g}."
+        )
+
+
 def square_root(covariance: Float[np.ndarray, "n n"]) -> Float[np.ndarray, "n n"]:
     """Symmetric square root of a PSD matrix; rounding noise below zero counts as zero.
 
     Raises:
         ValueError: for a matrix that is not PSD or not finite.
     """
-    if not np.isfinite(covariance).all():
-        raise ValueError("the covariance of the scores must be finite; the order parameters have diverged.")
+    check_covariance(covariance)
     values, vectors = np.linalg.eigh((covariance + covariance.T) / 2)
-    if values[0] < -1e-9 * max(values[-1], 1e-300):
-        raise ValueError(
-            "the order parameters must give a PSD covariance of the scores; "
-            f"got eigenvalues from {values[0]:.3g} to {values[-1]:.3g}."
-        )
     root: Float[np.ndarray, "n n"] = (vectors * np.sqrt(np.maximum(values, 0))) @ vectors.T
     return root
 
@@ -97,8 +114,54 @@ def moments_on_grid(
     """Gauss-Hermite expectations under ``N(mean, root root^T)``."""
     z, w = gauss_hermite(nodes, len(mean))
     y = torch.from_numpy(mean) + z @ torch.from_numpy(np.ascontiguousarray(root.T))
-    value, gradient, hessian = function.expectations(y, w)
-    return Moments(value, gradient.numpy(), hessian.numpy())
+    value, gradient, hessian = function.derivatives(y)
+    return Moments(float(w @ value), (w @ gradient).numpy(), torch.tensordot(w, hessian, dims=1).numpy())
+
+
+def agreeing(
+    hessian: Callable[[int], Float[np.ndarray, "n n"] | None], counts: Sequence[int], tol: float
+) -> tuple[int | None, float]:
+    """The least number of nodes whose Hessian agrees with that of the next larger number, and 0.
+
+    Where none does, the largest affordable number with its distance to the one before, or None if sampling beats that.
+
+    Args:
+        hessian: its expectation with so many nodes; None where they are too many.
+        counts: numbers of nodes, ascending.
+        tol: relative agreement.
+    """
+    before, last, distance = None, None, np.inf
+    for nodes in counts:
+        now = hessian(nodes)
+        if now is None:
+            break
+        if before is not None:
+            distance = float(np.abs(now - before).max()) / (1 + float(np.abs(now).max()))
+            if distance <= tol:
+                return last, 0.0
+        before, last = now, nodes
+    return (last, distance) if distance <= _LOOSE else (None, 0.0)
+
+
+def grid_for(function: FeatureFunction, size: float, shifted: bool, features: int, tol: float) -> tuple[int | None, float]:
+    """Nodes per variable of a product grid, and its error: see `agreeing`.
+
+    Args:
+        function: what is integrated.
+        size: largest eigenvalue of the features' covariance.
+        shifted: whether means of that size must be covered.
+        features: their number.
+        tol: relative agreement.
+    """
+    root = square_root(size * (0.5 * np.eye(features) + 0.5 / features))
+    mean = np.full(features, (size / features) ** 0.5) if shifted else np.zeros(features)
+
+    def hessian(nodes: int) -> Float[np.ndarray, "n n"] | None:
+        if features > _MOST_GRID_FEATURES or len(gauss_hermite(nodes, features)[1]) > LARGEST_GRID:
+            return None
+        return moments_on_grid(function, mean, root, nodes).hessian
+
+    return agreeing(hessian, NODE_COUNTS, tol)
 
 
 def moments_by_sampling(

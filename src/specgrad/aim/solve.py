@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -18,7 +19,7 @@ Method = Literal["auto", "exact", "closure", "hierarchy", "flow", "closed"]
 Untrusted = Literal["warn", "raise", "nan", "keep"]
 Times = Float[np.ndarray, " times"]
 
-# Largest block that `auto` lets the closure grow to.
+# Largest block that `auto` lets the closure grow to: order 7 for two matrices, 4 for three.
 _LARGEST_CLOSURE = 300
 
 
@@ -97,8 +98,11 @@ def solve(
         raise ValueError(f"`method` of `aim.solve` must be one of {', '.join(get_args(Method))}; got {method!r}.")
     if untrusted not in get_args(Untrusted):
         raise ValueError(f"`untrusted` of `aim.solve` must be one of {', '.join(get_args(Untrusted))}; got {untrusted!r}.")
-    if not tol > 0:
-        raise ValueError(f"`tol` of `aim.solve` must be > 0; got {tol}.")
+    for name, value in (("tol", tol), ("rtol", rtol)):
+        if not 0 < value < 1:
+            raise ValueError(f"`{name}` of `aim.solve` must lie between 0 and 1; got {value}.")
+    if order is not None and not isinstance(order, Integral):
+        raise ValueError(f"`order` of `aim.solve` must be an integer; got {order!r}.")
     if seed is not None and task.dim is None:
         raise ValueError("`seed` of `aim.solve` needs a task with `dim`; got dim None.")
     times = _times(t_eval, t_max)
@@ -119,7 +123,13 @@ def _times(t_eval: Any, t_max: float | None) -> Times:
             raise ValueError(f"`t_max` of `aim.solve` must be finite and > 0; got {t_max}.")
         return np.linspace(0.0, t_max, 61)
     times = np.atleast_1d(np.asarray(t_eval, dtype=float))
-    if times.ndim != 1 or not np.isfinite(times).all() or (times < 0).any() or (np.diff(times) <= 0).any():
+    if (
+        times.ndim != 1
+        or len(times) == 0
+        or not np.isfinite(times).all()
+        or (times < 0).any()
+        or (np.diff(times) <= 0).any()
+    ):
         raise ValueError(f"`t_eval` of `aim.solve` must list finite, ascending times >= 0; got {t_eval}.")
     return times
 
@@ -179,8 +189,7 @@ def _converged_closure(task: Task, times: Times, tol: float, seed: int | None, r
             if distance <= tol:
                 why = f"operator closure: orders {order - 1} and {order} agree to {distance:.1e}"
                 return _Found(*now, None, "closure", why, order)
-        size = sum(task.indices * (task.indices - 1) ** i for i in range(order + 1)) + 1
-        if size > _LARGEST_CLOSURE:
+        if closure.block_size(task.indices, order + 1) > _LARGEST_CLOSURE:
             break
         before, order = flat, order + 1
     if seed is not None:

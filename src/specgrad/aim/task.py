@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -43,7 +44,7 @@ class Task:
         student: start of a direct student: ``gaussian`` (independent entries, in the limit no trace and no symmetry),
             ``symmetric`` (Gaussian symmetric), ``wishart`` (``W W^T``) or ``traceless`` (Wishart minus its trace). Tied
             students are always Gaussian factors.
-        teacher: law of a teacher's S: ``wishart``, ``gaussian``, ``symmetric`` or ``traceless``.
+        teacher: law of a teacher's S: ``wishart``, ``symmetric``, ``traceless``, or ``gaussian`` if direct.
         student_matrix: given start instead: W of shape (dim, rank) if tied, S if direct; one student only.
         teacher_matrix: given S of the teacher; one teacher only.
         trainable: indices that are trained; None trains the students.
@@ -78,8 +79,8 @@ class Task:
         if self.attention not in get_args(Attention):
             allowed = ", ".join(get_args(Attention))
             raise ValueError(f"`attention` of `aim.Task` must be one of {allowed}; got {self.attention!r}.")
-        self._check_names()
         self._check_sizes()
+        self._check_names()
         self._check_matrices()
         _ = self.potential
 
@@ -92,17 +93,27 @@ class Task:
         if self.teacher not in get_args(Teacher):
             allowed = ", ".join(get_args(Teacher))
             raise ValueError(f"`teacher` of `aim.Task` must be one of {allowed}; got {self.teacher!r}.")
-        if self.trainable is not None and not all(0 <= k < self.indices for k in self.trainable):
-            raise ValueError(f"`trainable` of `aim.Task` must list indices below {self.indices}; got {self.trainable}.")
+        if self.attention == "tied" and self.teacher == "gaussian":
+            raise ValueError(
+                "`teacher` of a tied `aim.Task` must be symmetric: wishart, symmetric or traceless; got 'gaussian'."
+            )
+        if self.trainable is not None and not (
+            isinstance(self.trainable, tuple) and self.trainable and set(self.trainable) <= set(range(self.indices))
+        ):
+            raise ValueError(
+                f"`trainable` of `aim.Task` must be a tuple of indices < {self.indices}, not empty; got {self.trainable}."
+            )
         if self.attention == "tied" and self.teacher != "wishart" and any(k >= self.students for k in self.trained):
             raise ValueError("`trainable` of a tied `aim.Task` may only list a teacher whose law is 'wishart'.")
 
     def _check_sizes(self) -> None:
-        if self.dim is not None and self.dim < 2:
-            raise ValueError(f"`dim` of `aim.Task` must be >= 2 or None; got {self.dim}.")
+        if self.dim is not None and not (isinstance(self.dim, Integral) and self.dim >= 2):
+            raise ValueError(f"`dim` of `aim.Task` must be an integer >= 2 or None; got {self.dim!r}.")
         for name, ratios in (("student_ratio", self.student_ratios), ("teacher_ratio", self.teacher_ratios)):
-            if not all(r > 0 and np.isfinite(r) for r in ratios):
-                raise ValueError(f"`{name}` of `aim.Task` must be > 0; got {getattr(self, name)}.")
+            if not ratios or not all(isinstance(r, Real) and 0 < r < np.inf for r in ratios):
+                raise ValueError(
+                    f"`{name}` of `aim.Task` must be > 0, or a tuple of such numbers; got {getattr(self, name)!r}."
+                )
             if self.dim is not None and not all(round(r * self.dim) >= 1 for r in ratios):
                 raise ValueError(
                     f"`{name}` of `aim.Task` must give a rank >= 1, that is be at least {0.5 / self.dim:.3g} at dim "
@@ -125,9 +136,13 @@ class Task:
                 raise ValueError(f"`{name}` of `aim.Task` gives one matrix; the task has {count} of its kind.")
             square = name == "teacher_matrix" or self.attention == "direct"
             wanted = (self.dim, self.dim) if square else (self.dim, None)
+            if not isinstance(matrix, np.ndarray | Tensor):
+                raise ValueError(f"`{name}` of `aim.Task` must be an array or a tensor; got {type(matrix).__name__}.")
             shape = tuple(matrix.shape)
             if len(shape) != 2 or shape[0] != self.dim or (square and shape[1] != self.dim) or shape[1] < 1:
                 raise ValueError(f"`{name}` of `aim.Task` must have shape {wanted}; got {shape}.".replace("None", "rank"))
+            if not torch.as_tensor(matrix).isfinite().all():
+                raise ValueError(f"`{name}` of `aim.Task` must be finite; it holds NaN or infinities.")
             if name == "teacher_matrix" and self.attention == "tied" and not _symmetric(matrix):
                 raise ValueError("`teacher_matrix` of a tied `aim.Task` must be symmetric.")
 
