@@ -129,11 +129,11 @@ def test_the_mean_over_draws_converges_to_the_exact_curvature(trained):
 
 
 def test_hooks_and_gradients_of_single_sequences_give_the_same_scores(trained, monkeypatch):
-    from specgrad.probe import advantage
+    from specgrad.probe import scores
 
     model, inputs, targets = trained
     fast = measure_advantage(model, inputs, targets, draws=3, chunk=1)
-    monkeypatch.setattr(advantage, "_hookable", lambda layer: False)
+    monkeypatch.setattr(scores, "_hookable", lambda layer: False)
     slow = measure_advantage(model, inputs, targets, draws=3)
     # The check of the hooks takes no draw, so that both ways see the same labels when a pass holds one sequence.
     for a, b in zip(fast, slow, strict=True):
@@ -261,6 +261,58 @@ def test_weights_used_outside_their_modules_are_noticed_and_measured_all_the_sam
     exact = measure_advantage(model, x, y, "mse", method="gauss_newton")
     for got, true in zip(sampled, exact, strict=True):
         assert got["advantage"] == pytest.approx(true["advantage"], rel=0.15)
+
+
+class Routed(nn.Module):
+    """Marked tokens go to an expert: as many as sequences, but not one of each."""
+
+    def __init__(self):
+        super().__init__()
+        self.expert = nn.Linear(5, 5, bias=False)
+        self.head = nn.Linear(5, 3, bias=False)
+
+    def forward(self, x):
+        marked = x[..., 0] > 1.5
+        x = x.index_put((marked,), self.expert(x[marked]).tanh())
+        # Tokens of a sequence share a mean, so that terms between tokens matter.
+        return self.head(x + x.mean(1, keepdim=True))
+
+
+class TimeFirst(nn.Module):
+    """As many tokens as sequences, and the tokens on the first axis inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(5, 5, bias=False)
+        self.head = nn.Linear(5, 3, bias=False)
+
+    def forward(self, x):
+        x = self.inner(x.transpose(0, 1)).tanh().transpose(0, 1)
+        return self.head(x + x.mean(1, keepdim=True))
+
+
+@pytest.mark.parametrize("kind, tokens", [(Routed, 3), (TimeFirst, 8)])
+def test_sequences_are_told_apart_where_a_layer_does_not_see_them_in_order(kind, tokens):
+    torch.manual_seed(0)
+    model = kind().double()
+    x, y = (torch.randn(8, tokens, width, dtype=torch.float64) + 1 for width in (5, 3))
+    x[..., 0] = 1
+    x[::2, :2, 0] = 2
+    sampled = measure_advantage(model, x, y, "mse", draws=250)
+    exact = measure_advantage(model, x, y, "mse", method="gauss_newton")
+    for got, true in zip(sampled, exact, strict=True):
+        for side in ("euclidean", "spectral"):
+            # Steps are slope over curvature; 2000 squares have an error of three per cent.
+            assert got[f"step_{side}"] == pytest.approx(true[f"step_{side}"], rel=0.12)
+
+
+def test_one_pass_or_several_give_the_same_curvature(trained):
+    model, inputs, targets = trained
+    whole, parts = (measure_advantage(model, inputs, targets, draws=100, chunk=chunk) for chunk in (8, 3))
+    for a, b in zip(whole, parts, strict=True):
+        assert a["sequences"] == b["sequences"] == 8
+        assert a["decrease_spectral"] * a["advantage"] > 0
+        assert a["step_spectral"] == pytest.approx(b["step_spectral"], rel=0.25)
 
 
 def test_measurements_enter_the_report_and_are_audited():

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specgrad.linalg import polar_factor
 from specgrad.probe.layers import Block, Layer
-from specgrad.probe.objective import Objective
+from specgrad.probe.objective import Backward, Objective
 
 
 @dataclass
@@ -50,8 +50,8 @@ class Target:
         return float(g.square().sum()), float((g * self.layer.matrix(self.spectral, block).double()).sum())
 
 
-def find_targets(layers: list[Layer], objective: Objective, pattern: str | None, gains: bool) -> list[Target]:
-    """The parameters to measure, with both directions.
+def chosen_layers(layers: list[Layer], pattern: str | None, gains: bool) -> list[list[Layer]]:
+    """The layers to measure, those of one parameter together.
 
     Raises:
         ValueError: if the pattern leaves none.
@@ -62,12 +62,22 @@ def find_targets(layers: list[Layer], objective: Objective, pattern: str | None,
             by_parameter.setdefault(id(layer.weight), []).append(layer)
     if not by_parameter:
         raise ValueError(f"`pattern` must match at least one layer; got {pattern!r}, layers {[x.name for x in layers][:8]}.")
-    chosen = list(by_parameter.values())
-    sums, units = objective.gradients([group[0].weight for group in chosen])
+    return list(by_parameter.values())
+
+
+def find_targets(chosen: list[list[Layer]], objective: Objective, backward: Backward | None = None) -> list[Target]:
+    """The parameters to measure, with both directions.
+
+    Args:
+        chosen: as `chosen_layers` gives them.
+        objective: the loss.
+        backward: as in `Objective.gradients`.
+    """
+    sums, units = objective.gradients([group[0].weight for group in chosen], backward)
     found = []
     for group, total in zip(chosen, sums, strict=True):
         weight = group[0].weight.detach()
-        gradient = torch.zeros_like(weight) if total is None else (total.to_dense() if total.is_sparse else total) / units
+        gradient = torch.zeros_like(weight) if total is None else total / units
         gradient = gradient if gradient.dtype == torch.float64 else gradient.float()
         found.append(Target("+".join(x.name for x in group), group, gradient, _spectral(group[0], gradient), units))
     return found

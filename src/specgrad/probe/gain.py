@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from specgrad.probe.directions import Target, block_records, find_targets
+from specgrad.probe.directions import Target, block_records, chosen_layers, find_targets
 from specgrad.probe.gauss_newton import moved
 from specgrad.probe.layers import Block, Layer, find_layers
 from specgrad.probe.likelihoods import likelihood_of
@@ -140,7 +140,7 @@ def measure_gain(
     layers = find_layers(model)[0] if layers is None else layers
     records = []
     with untouched(model):
-        chosen = find_targets(layers, objective, pattern, gains)
+        chosen = find_targets(chosen_layers(layers, pattern, gains), objective)
         here = objective.value()
         for target in chosen:
             for block, slopes, about in block_records(target, step):

@@ -14,6 +14,9 @@ from specgrad.probe.likelihoods import Likelihood
 
 Forward = Callable[[nn.Module, Any], Tensor]
 
+# (outputs, summed loss, weights) of one forward pass -> gradients of the summed loss, None for a weight that is not used.
+Backward = Callable[[Tensor, Tensor, list[Tensor]], list[Tensor | None]]
+
 
 def default_forward(model: nn.Module, inputs: Any) -> Tensor:
     """Outputs of a model: a tensor is passed as it is, a tuple as arguments, a mapping by keyword; ``.logits`` is taken."""
@@ -103,20 +106,27 @@ class Objective:
         both = self.summed(torch.tensor([total, units], dtype=torch.float64))
         return float(both[0] / both[1])
 
-    def gradients(self, weights: list[Tensor]) -> tuple[list[Tensor | None], float]:
-        """Gradients of the summed loss, and the number of units."""
+    def gradients(self, weights: list[Tensor], backward: Backward | None = None) -> tuple[list[Tensor | None], float]:
+        """Gradients of the summed loss, and the number of units; ``backward`` computes them for one part of the batch."""
         sums: list[Tensor | None] = [None] * len(weights)
         units = 0.0
         for part in self.parts():
             outputs = self.outputs(part)
             units += self.likelihood.units(outputs.detach(), self.targets[part])
-            summed = self.likelihood.loss(outputs, self.targets[part])
-            found = torch.autograd.grad(summed, weights, allow_unused=True)
+            found = (backward or plain_backward)(outputs, self.likelihood.loss(outputs, self.targets[part]), weights)
             sums = [s if g is None else g if s is None else s + g for s, g in zip(sums, found, strict=True)]
         if self.group is not None:
             sums = [self.summed(torch.zeros_like(w) if s is None else s) for s, w in zip(sums, weights, strict=True)]
             units = float(self.summed(torch.tensor([units], dtype=torch.float64)))
         return sums, units
+
+
+def plain_backward(
+    outputs: Tensor, summed: Tensor, weights: list[Tensor], retain_graph: bool = False
+) -> list[Tensor | None]:
+    """Dense gradients of a summed loss."""
+    found = torch.autograd.grad(summed, weights, allow_unused=True, retain_graph=retain_graph)
+    return [g.to_dense() if g is not None and g.is_sparse else g for g in found]
 
 
 def _take(inputs: Any, part: slice, sequences: int) -> Any:
