@@ -173,7 +173,7 @@ def test_the_overlap_is_the_share_of_the_first_teacher(attention):
     run = simulate(task, lr=0.01, batch_size=16, t_eval=[0.0, 0.05], seeds=2)
     name = "p" if attention == "tied" else "pOmega"
     assert run["overlap"] == pytest.approx(run[f"{name}13"] / run[f"{name}33"])
-    assert solve(task, t_eval=[0.0], tol=1.0)["overlap"].shape == (1,)
+    assert solve(task, t_eval=[0.0], tol=0.5)["overlap"].shape == (1,)
 
 
 def test_mse_is_another_name_of_the_squared_loss():
