@@ -124,8 +124,13 @@ def test_words_spectra_and_tables():
 
 def test_divergence_is_told_with_the_step_and_the_size_and_rejection_prevents_it():
     task = Task(dim=40, activation="h3")
-    with pytest.raises(FloatingPointError, match=r"diverged at step \d+: the largest score \|G\| is"):
-        simulate(task, lr=0.3, batch_size=32, t_max=1.0)
+    said = r"diverged at step \d+ for seeds \[3\]: the largest score \|G\| is .* set guard='clip'"
+    with pytest.raises(FloatingPointError, match=said):
+        simulate(task, lr=0.3, batch_size=32, t_max=1.0, seeds=[3])
+    with pytest.raises(FloatingPointError, match=r"lower `guard_level` \(4; "):
+        simulate(task, lr=0.3, batch_size=32, t_max=2.0, guard="reject")
+    held = simulate(Task(dim=64, activation="h3"), lr=0.02, batch_size=512, t_eval=[0.6], guard="reject", guard_level=1.0)
+    assert held["q12"][0, 0] > 0.3
     calm = simulate(task, lr=0.002, batch_size=64, t_max=0.02, guard="reject", guard_level=0.8)
     assert 0 < calm["rejected"][0] < 0.2
     assert np.isfinite(calm["q11"]).all()

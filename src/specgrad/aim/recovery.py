@@ -25,7 +25,7 @@ def initial_slope(task: Task, seed: int | None = None) -> dict[str, float]:
     """Slope at time 0 of the student's overlap with the teacher, ``p_12``, from an uninformative start.
 
     Tied: ``dp_12/dt = -2 Gamma_12(q) t_1 p_22``. Direct: ``dp_Omega,12/dtau = -2 (A_12 p_Omega,22 + B_12 p_Psi,22)`` and the
-    same with Omega and Psi exchanged.
+    same with Omega and Psi exchanged. Time is ``t = 4 lr n/d`` if tied and ``tau = lr n/d`` if direct, n the steps.
 
     Args:
         task: one student and one teacher.
@@ -67,6 +67,8 @@ def direct_slope(
 def recovery_time(columns: dict[str, Any], level: float = 0.5) -> Float[np.ndarray, "*seeds"]:
     """First time at which ``|p_12| >= level p_22``, linear between measurements; NaN where it is not reached.
 
+    Time is the columns': ``4 lr n/d`` for tied attention, ``lr n/d`` for direct, n the number of steps.
+
     Args:
         columns: of `specgrad.aim.solve` (gives a scalar array) or `specgrad.aim.simulate` (one entry per seed).
         level: share of the teacher's ``p_22``, or of ``p_Omega,22`` for direct attention.
@@ -97,6 +99,12 @@ def samples_at(task: Task, time: float, lr: float, batch_size: int = 1) -> float
     At the largest rate that the limit allows, ``lr`` of order ``1/(d log d)`` with one sample per step, a time of order one
     is a number of order one.
 
+    Args:
+        task: with ``dim``.
+        time: in the unit of the columns, ``4 lr n/d`` if tied and ``lr n/d`` if direct.
+        lr: learning rate of SGD.
+        batch_size: samples per step.
+
     Raises:
         ValueError: for a task without ``dim``.
     """
@@ -111,8 +119,8 @@ class Convergence:
     """How the loss approaches its limit along a solution.
 
     Attributes:
-        t: times, between those of the solution.
-        rate: ``c(t) = -1/2 d log(F - F*)/dt``: constant under a Polyak-Lojasiewicz condition.
+        t: times, between those of the solution and in their unit.
+        rate: ``c(t) = -1/2 d log(F - F*)/dt``, per that unit: constant under a Polyak-Lojasiewicz condition.
         exponent: ``-d log(F - F*)/d log t``: constant for a power law.
         kind: ``exponential`` if the rate varies less than the exponent over the last third of the times, else ``power law``.
     """
