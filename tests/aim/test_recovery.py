@@ -7,12 +7,14 @@ from specgrad.aim import (
     convergence,
     initial_slope,
     minimum_risk,
+    polyak_constant,
     population_gap,
     recovery_time,
     samples_at,
     simulate,
     solve,
 )
+from specgrad.aim.direct import solve_closed
 from specgrad.aim.recovery import direct_slope
 from tests.aim.reference import AIM, activation
 
@@ -109,6 +111,86 @@ def test_strong_recovery_is_exponential_with_the_known_constant_where_the_spectr
     assert square.kind == "power law"
 
 
+@pytest.mark.parametrize("name", ["h1", "h2", "h3", "tanh", "soft"])
+def test_the_end_of_tied_recovery_has_the_rate_of_the_linearised_flow(name):
+    task = Task(student_ratio=3.0, teacher_ratio=3.0, **activation(name))
+    c = polyak_constant(task)
+    found = convergence(solve(task, t_eval=np.linspace(2, 7, 60) / c, rtol=1e-11))
+    assert found.kind == "exponential"
+    # A continuum of rates reaches down to c for Hermite activations, so that c is approached like 1/t.
+    slack = 0.01 if name in ("tanh", "soft") else 1 / (found.t[-1] * c)
+    assert 1 - 1e-3 < found.rate[-1] / c < 1 + slack
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"activation": "h1", "teacher": "symmetric"},
+        {"activation": "h2", "student": "wishart"},
+        {"activation": "tanh"},
+        {"activation": "tanh", "tokens": 2, "covariance": [[1.0, 0.4], [0.4, 1.5]]},
+        {"activation": "softmax", "tokens": 2},
+    ],
+    ids=str,
+)
+def test_the_end_of_direct_recovery_has_the_rate_of_the_linearised_flow(settings):
+    task = Task(attention="direct", **settings)
+    c = polyak_constant(task)
+    found = convergence(solve(task, t_eval=np.linspace(2, 7, 60) / c, rtol=1e-11))
+    assert found.rate[-1] == pytest.approx(c, rel=2e-3)
+
+
+@pytest.mark.parametrize(("teacher_ratio", "power"), [(1.0, 2.5), (0.5, 2.0)])
+@pytest.mark.parametrize("name", ["h1", "h2"])
+def test_without_a_gap_the_loss_falls_with_the_known_power(name, teacher_ratio, power):
+    task = Task(activation=name, teacher_ratio=teacher_ratio)
+    assert polyak_constant(task) == 0.0
+    found = convergence(solve(task, t_eval=np.geomspace(1.0, 300.0, 60)))
+    assert found.kind == "power law"
+    assert found.exponent[-10:].mean() == pytest.approx(power, rel=0.04)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"weight_decay": 1.0},
+        {"student_ratio": (1.0, 1.0)},
+        {"teacher": "symmetric"},
+        {"attention": "direct", "teacher": "gaussian"},
+    ],
+    ids=str,
+)
+def test_no_constant_is_given_where_the_teacher_is_not_the_minimum(settings):
+    with pytest.raises(ValueError, match=r"`aim.polyak_constant` needs one student and one frozen teacher"):
+        polyak_constant(Task(**settings))
+
+
+def test_no_constant_is_given_for_a_loss_with_its_minimum_elsewhere():
+    def loss(scores):
+        z = scores[..., 0, 0, :]
+        return (z[..., 0] - 2 * z[..., 1]) ** 2
+
+    with pytest.raises(ValueError, match="must have its minimum where student and teacher agree"):
+        polyak_constant(Task(loss=loss, student_ratio=2.0, teacher_ratio=2.0))
+
+
+@pytest.mark.parametrize("name", ["h1", "h2", "h3", "tanh"])
+@pytest.mark.parametrize("student_trace", [0.0, 0.3])
+def test_initial_slopes_of_direct_attention_are_those_of_the_closed_system(name, student_trace):
+    task = Task(attention="direct", activation=name)
+    t = np.array([student_trace, 0.5])
+    cross = t[0] * t[1]
+    psi, omega = np.array([[0.3, cross], [cross, 0.5]]), np.array([[0.6, cross], [cross, 0.55]])
+    times = np.array([0.0, 1e-6])
+    traces, found_psi, found_omega = solve_closed(task, times, start=(t, psi, omega), rtol=1e-12)
+    slopes = direct_slope(task, t, psi, omega)
+    for key, found in (("dpOmega12", found_omega), ("dpPsi12", found_psi)):
+        centred = found[:, 0, 1] - traces[:, 0] * traces[:, 1]
+        assert (centred[1] - centred[0]) / 1e-6 == pytest.approx(slopes[key], abs=2e-4)
+    if student_trace == 0 and name == "h2":
+        assert slopes["dpOmega12"] == 0
+
+
 def test_convergence_refuses_an_optimum_above_the_losses():
     with pytest.raises(ValueError, match=r"`optimum` of `aim.convergence`"):
         convergence(solve(Task(activation="h1"), t_max=2.0), optimum=10.0)
@@ -164,11 +246,48 @@ def test_the_smallest_risk_of_a_student_of_low_rank_is_what_the_cut_eigenvalues_
     assert found.value == pytest.approx(2 * (cut**2).sum() / 800, rel=0.02)
 
 
+@pytest.mark.parametrize("students", [(1.0,), (1.0, 1.0), (1.0, 1.0, 1.0)])
+def test_direct_students_without_enough_heads_keep_a_risk(students):
+    task = Task(attention="direct", activation="tanh", student_ratio=students, teacher_ratio=(1.0, 1.0), teacher="symmetric")
+    found = minimum_risk(task)
+    if len(students) == 1:
+        # Two heads of zero overlap: no single matrix gives their sum of outputs, one that is as good as none is beaten.
+        nothing = task.potential.value(np.diag([0.0, 0.5, 0.5]))
+        assert 0.05 * nothing < found.value < 0.9 * nothing
+    else:
+        assert found.value < 1e-7
+
+
+def test_the_smallest_risk_of_one_linear_head_for_two_teachers_is_zero():
+    task = Task(attention="direct", activation="h1", student_ratio=1.0, teacher_ratio=(1.0, 0.5))
+    assert minimum_risk(task).value == pytest.approx(0, abs=1e-8)
+
+
+def test_a_direct_solution_ends_at_the_smallest_risk():
+    task = Task(attention="direct", activation="tanh", student_ratio=1.0, teacher_ratio=(1.0, 1.0), teacher="symmetric")
+    best = minimum_risk(task)
+    end = solve(task, t_eval=[20.0], rtol=1e-5)
+    assert end["loss"][0] == pytest.approx(best.value, rel=1e-4)
+    np.testing.assert_allclose(best.omega[1:, 1:], 0.5 * np.eye(2), atol=1e-12)
+
+
+def test_a_tied_student_imitates_the_negative_part_where_the_loss_asks_for_it():
+    def loss(scores):
+        z = scores[..., 0, 0, :]
+        return (z[..., 0] + z[..., 1]) ** 2
+
+    found = minimum_risk(Task(loss=loss, teacher="traceless", student_ratio=0.3))
+    x = np.linalg.eigvalsh(Task(dim=600, teacher="traceless").matrices(0)[1].numpy())
+    left = (x**2).sum() - (np.sort(x)[:180].clip(max=0) ** 2).sum()
+    assert found.psi[0, 1] < 0
+    assert found.value == pytest.approx(2 * left / 600, rel=0.02)
+
+
 def test_bad_input_of_gap_and_risk_is_refused():
     task = Task(dim=10)
     with pytest.raises(ValueError, match="`matrices` must be 2"):
         population_gap(task.potential, task.matrices()[:1])
     with pytest.raises(ValueError, match="`samples` must be >= 1000"):
         population_gap(task.potential, task.matrices(), samples=10)
-    with pytest.raises(ValueError, match=r"`aim.minimum_risk` needs one trained student"):
+    with pytest.raises(ValueError, match=r"`aim.minimum_risk` of tied attention needs one trained student"):
         minimum_risk(Task(student_ratio=(1.0, 1.0)))

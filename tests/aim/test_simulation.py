@@ -5,6 +5,8 @@ import torch
 import specgrad
 from specgrad.aim import Task, correlation, records, simulate, solve
 from specgrad.aim.observables import word_moment
+from specgrad.aim.scores import Batch, Model
+from specgrad.runs import stream
 
 # Settings whose SGD noise is small, with the largest error that it leaves, relative to the largest entry.
 RUNS = {
@@ -45,9 +47,6 @@ def test_sgd_follows_the_theory_of_its_own_draw(name):
     "name", ["tied, correlated tokens, decay", "direct, correlated tokens, no symmetry", "tied, two heads"]
 )
 def test_gradients_equal_automatic_differentiation(name):
-    from specgrad.aim.scores import Batch, Model
-    from specgrad.runs import stream
-
     task = RUNS[name][0]
     model = Model.start(task, [0, 1], torch.device("cpu"), torch.float64, rotate=False)
     batch = Batch(task, 2, 7, torch.device("cpu"), torch.float64)
@@ -74,6 +73,15 @@ def test_a_seed_does_not_depend_on_its_company_and_float32_follows_float64():
         again = simulate(task, lr=0.005, batch_size=64, t_max=0.05, seeds=[5], dtype=dtype)
         repeat = simulate(task, lr=0.005, batch_size=64, t_max=0.05, seeds=[5], dtype=dtype)
         np.testing.assert_allclose(again["q12"], repeat["q12"], rtol=tolerance)
+
+
+@pytest.mark.parametrize("attention", ["tied", "direct"])
+@pytest.mark.parametrize("teacher", ["wishart", "symmetric", "traceless"])
+def test_sgd_runs_in_the_eigenbasis_of_every_symmetric_teacher(attention, teacher):
+    for dim in (20, 33, 100):
+        task = Task(dim=dim, attention=attention, teacher=teacher)
+        model = Model.start(task, [0, 1], torch.device("cpu"), torch.float32, rotate=True)
+        assert model.frozen[1].shape == (2, dim)
 
 
 def test_running_in_the_eigenbasis_of_the_teacher_changes_the_law_in_nothing():
@@ -116,8 +124,13 @@ def test_words_spectra_and_tables():
 
 def test_divergence_is_told_with_the_step_and_the_size_and_rejection_prevents_it():
     task = Task(dim=40, activation="h3")
-    with pytest.raises(FloatingPointError, match=r"diverged at step \d+: the largest score \|G\| is"):
-        simulate(task, lr=0.3, batch_size=32, t_max=1.0)
+    said = r"diverged at step \d+ for seeds \[3\]: the largest score \|G\| is .* set guard='clip'"
+    with pytest.raises(FloatingPointError, match=said):
+        simulate(task, lr=0.3, batch_size=32, t_max=1.0, seeds=[3])
+    with pytest.raises(FloatingPointError, match=r"lower `guard_level` \(4; "):
+        simulate(task, lr=0.3, batch_size=32, t_max=2.0, guard="reject")
+    held = simulate(Task(dim=64, activation="h3"), lr=0.02, batch_size=512, t_eval=[0.6], guard="reject", guard_level=1.0)
+    assert held["q12"][0, 0] > 0.3
     calm = simulate(task, lr=0.002, batch_size=64, t_max=0.02, guard="reject", guard_level=0.8)
     assert 0 < calm["rejected"][0] < 0.2
     assert np.isfinite(calm["q11"]).all()

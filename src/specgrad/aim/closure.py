@@ -35,7 +35,7 @@ def solve_closure(
     seed: int | None = None,
     rtol: float = 1e-8,
 ) -> tuple[Float[np.ndarray, "times k"], Float[np.ndarray, "times k k"]]:
-    """Traces and q at ``times``.
+    """Traces and q at ``times``, in the unit ``4 lr n/d`` of the tied flow.
 
     ``dJ_k/dt = -(H_k J_k + J_k H_k)`` with ``H_k = sum_l Gamma_kl(q) J_l + gamma/4``, ``q_kl = <J_k e0, J_l e0>`` and
     ``t_k = <e0, J_k e0>``.

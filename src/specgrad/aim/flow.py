@@ -78,7 +78,7 @@ def solve_factors(
 def solve_flow(
     task: Task, times: Float[np.ndarray, " times"], *, seed: int = 0, rtol: float = 1e-8
 ) -> tuple[Traces, Overlaps]:
-    """Traces and q of the flow of the matrices drawn with ``seed``, at the task's finite ``dim``.
+    """Traces and q of the flow of the matrices drawn with ``seed``, at the task's finite ``dim``; time is ``4 lr n/d``.
 
     The linear activation with one student and one frozen teacher takes the closed form, everything else is integrated.
 

@@ -1,4 +1,4 @@
-"""The population loss at finite dimension against its Gaussian limit, with the first corrections; its smallest value."""
+"""The population loss at finite dimension against its Gaussian limit, with the first corrections."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,16 +8,12 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from numpy.polynomial.hermite_e import hermeval
-from scipy.optimize import minimize
 from torch import Tensor
 
 from specgrad.aim.cumulants import feature_forms, fourth_cumulants, third_cumulants
-from specgrad.aim.direct import initial_order_parameters
-from specgrad.aim.ensembles import spectral_nodes
 from specgrad.aim.observables import measure_matrices
 from specgrad.aim.potential import Potential
 from specgrad.aim.quadrature import gauss_hermite, square_root
-from specgrad.aim.task import Task
 from specgrad.runs.seeds import stream
 
 # Hermite polynomials of degree 6 beside a loss of moderate growth.
@@ -195,84 +191,3 @@ def _controls(
             gaussian = sigma[a, b] * sigma[c, d] + sigma[a, c] * sigma[b, d] + sigma[a, d] * sigma[b, c]
             columns.append((g[:, (a, b, c, d)].prod(axis=1) - gaussian - kappa4[a, b, c, d])[:, None])
     return np.column_stack(columns)
-
-
-@dataclass(frozen=True)
-class MinimumRisk:
-    """The smallest limiting loss of a task and where it is attained.
-
-    Attributes:
-        value: the minimum of R over the feasible set.
-        psi: ``tr(S_k S_l)`` there.
-        omega: ``tr(S_k S_l^T)`` there.
-    """
-
-    value: float
-    psi: Float[np.ndarray, "2 2"]
-    omega: Float[np.ndarray, "2 2"]
-
-
-def minimum_risk(task: Task) -> MinimumRisk:
-    """Minimum of the limiting loss over the order parameters that one student can have beside a frozen teacher.
-
-    Direct: ``a S_2 + b S_2^T`` plus free symmetric and antisymmetric parts reaches every feasible point. Tied: S_1 is PSD
-    of rank ``student_ratio d``, so ``q_12 >= 0`` and ``q_11 >= q_12^2 / m``, where m is ``tr(S_2^2)`` over the largest
-    positive eigenvalues that fit in this rank.
-
-    Raises:
-        ValueError: unless there is one trained student and one frozen teacher, with limiting laws.
-
-    Example:
-        >>> round(minimum_risk(Task(activation="h1")).value, 6)
-        0.0
-
-    Source: attention-indexed models, Corollary 1.
-    """
-    if not task.single or task.student_matrix is not None or task.teacher_matrix is not None:
-        raise ValueError("`aim.minimum_risk` needs one trained student and one frozen teacher, without given matrices.")
-    build = _tied_feasible(task) if task.attention == "tied" else _direct_feasible(task)
-
-    def risk(parameters: Float[np.ndarray, " n"]) -> float:
-        psi, omega = build(parameters)
-        return task.potential.value(psi, omega)
-
-    best = None
-    for start in ((1.0, 0.0, 0.1, 0.1), (0.3, 0.3, 0.5, 0.5), (-0.7, 0.0, 0.3, 0.3)):
-        found = minimize(
-            risk, np.array(start), method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-13, "maxiter": 4000}
-        )
-        if best is None or found.fun < best.fun:
-            best = found
-    assert best is not None
-    psi, omega = build(best.x)
-    return MinimumRisk(float(best.fun), psi, omega)
-
-
-def _direct_feasible(task: Task):  # type: ignore[no-untyped-def]
-    _, psi0, omega0 = initial_order_parameters(task)
-    p, o = psi0[1, 1], omega0[1, 1]
-
-    def build(x: Float[np.ndarray, " n"]) -> tuple[np.ndarray, np.ndarray]:
-        a, b, symmetric, antisymmetric = x
-        o12, p12 = a * o + b * p, a * p + b * o
-        o11, p11 = (a * a + b * b) * o + 2 * a * b * p, (a * a + b * b) * p + 2 * a * b * o
-        o11, p11 = o11 + symmetric**2 + antisymmetric**2, p11 + symmetric**2 - antisymmetric**2
-        return np.array([[p11, p12], [p12, p]]), np.array([[o11, o12], [o12, o]])
-
-    return build
-
-
-def _tied_feasible(task: Task):  # type: ignore[no-untyped-def]
-    # Many nodes, since the rank cuts the spectrum at a quantile.
-    x, w = spectral_nodes(task.teacher, task.teacher_ratios[0], task.teacher_scale, 600)
-    order = np.argsort(-x)
-    x, w = x[order], w[order]
-    inside = np.clip(task.student_ratios[0] - (np.cumsum(w) - w), 0, w)
-    best, q22 = float(inside @ np.maximum(x, 0) ** 2), float(w @ x**2)
-
-    def build(parameters: Float[np.ndarray, " n"]) -> tuple[np.ndarray, np.ndarray]:
-        a, noise = parameters[0] ** 2, parameters[2] ** 2
-        q = np.array([[a * a * best + noise, a * best], [a * best, q22]])
-        return q, q
-
-    return build

@@ -212,12 +212,14 @@ class Task:
         factor = self.attention == "tied" and (is_student or index in self.trained)
         if given is not None:
             matrix = torch.as_tensor(given).double()
-            return matrix @ matrix.mT if self.attention == "tied" and is_student and index not in self.trained else matrix
+            if self.attention == "direct" or index in self.trained:
+                return matrix
+            return _gram(matrix) if is_student else (matrix + matrix.mT) / 2
         ratio = (self.student_ratios + self.teacher_ratios)[index]
         scale = self.student_scale if is_student else self.teacher_scale
         if factor:
             w = gaussian_factor(dim, ratio, scale, generator)
-            return w if index in self.trained else w @ w.mT
+            return w if index in self.trained else _gram(w)
         return _drawn(self.start if is_student else self.teacher, dim, ratio, scale, generator)
 
 
@@ -225,11 +227,16 @@ def _drawn(law: str, dim: int, ratio: float, scale: float, generator: torch.Gene
     if law in ("gaussian", "symmetric"):
         matrix = torch.randn(dim, dim, generator=generator, dtype=torch.float64).mul_((scale / dim) ** 0.5)
         return matrix if law == "gaussian" else (matrix + matrix.mT).div_(2**0.5)
-    w = gaussian_factor(dim, ratio, scale, generator)
-    matrix = w @ w.mT
+    matrix = _gram(gaussian_factor(dim, ratio, scale, generator))
     if law == "traceless":
         matrix = matrix - matrix.trace() / dim * torch.eye(dim, dtype=torch.float64)
     return matrix
+
+
+def _gram(w: Float[Tensor, "dim rank"]) -> Float[Tensor, "dim dim"]:
+    """``W W^T``, symmetric to the last bit, which a product need not be and SGD in the teacher's eigenvectors asks for."""
+    product = w @ w.mT
+    return (product + product.mT) / 2
 
 
 def _symmetric(matrix: Array) -> bool:
