@@ -70,7 +70,7 @@ def probe_page(report: ProbeReport) -> str:
             Column("error factor", 2),
         )
         rows = [tuple(row.values()) for row in audited.rows]
-        sections.append(Section("Predicted against realised", [table(columns, rows), text(str(audited).splitlines()[-1])]))
+        sections.append(Section("Predicted against realised", [table(columns, rows), text(audited.verdict())]))
     if report.skipped:
         sections.append(
             Section("Not probed", [table((Column("parameter"), Column("reason")), list(report.skipped.items()))])
