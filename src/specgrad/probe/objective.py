@@ -167,7 +167,10 @@ def untouched(model: nn.Module) -> Iterator[None]:
     """
     for name, parameter in model.named_parameters():
         if is_sharded(parameter):
-            raise ValueError(f"`model` must hold whole matrices here; got the sharded parameter {name}. Measure on a copy.")
+            raise ValueError(
+                f"`model` must hold whole matrices here; got the sharded parameter {name}. Load the full state dict into a "
+                "copy of the model that is not sharded, and measure there."
+            )
     modes = {module: module.training for module in model.modules()}
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})

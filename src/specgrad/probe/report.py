@@ -123,7 +123,8 @@ class ProbeReport:
         layers = [layer for layer in self.layers if layer.kind != "gain"]
         counts = Counter(layer.verdict for layer in layers if layer.reason != UNSEEN)
         defined = sum(n for verdict, n in counts.items() if verdict != "undefined")
-        parts = [f"{counts[verdict]} {verdict}" for verdict in ("marginal", "fails", "undefined") if counts[verdict]]
+        parts = [f"{counts[verdict]} {verdict}" for verdict in ("marginal", "fails") if counts[verdict]]
+        parts += [f"no verdict on {counts['undefined']} more"] if counts["undefined"] else []
         tail = f" ({', '.join(parts)})" if parts else ""
         hidden = [layer for layer in layers if layer.kind != "embedding" and layer.verdict != "undefined"]
         sizes = sum(layer.rows * layer.cols for layer in hidden)
