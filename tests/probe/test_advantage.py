@@ -315,25 +315,6 @@ def test_one_pass_or_several_give_the_same_curvature(trained):
         assert a["step_spectral"] == pytest.approx(b["step_spectral"], rel=0.25)
 
 
-def test_measurements_enter_the_report_and_are_audited():
-    x, y = regression()
-    model = nn.Sequential(linear(), nn.Tanh(), linear(7, 7))
-    with Probe(model, every=1) as probe:
-        F.mse_loss(model(x), y).backward()
-        probe.step()
-        probe.measure_advantage(x, y, "mse")
-        probe.measure_gain(x, y, "mse")
-    report = probe.report()
-    assert {record["step"] for record in report.advantages} == {1}
-    assert [row["layer"] for row in report.audit().rows] == ["0", "2"]
-    assert "Predicted advantage of a spectral step" in report.summary()
-    assert "predicted" in str(report) and "realised" in str(report)
-    advice = " ".join(report.next_steps())
-    weak = [layer.layer for layer in report.layers if layer.advantage < 1]
-    assert ("Muon(report.param_groups())" in advice) == (not weak)
-    assert all(math.isfinite(layer.advantage) and math.isfinite(layer.gain) for layer in report.layers)
-
-
 def test_measuring_between_steps_adds_nothing_to_the_step_in_progress():
     x, y = regression()
     model = linear()
@@ -370,6 +351,16 @@ def test_bad_requests_are_refused_by_name():
         measure_gain(linear(), x, y, "mse", pattern="mlp")
     with pytest.raises(ValueError, match=r"`targets` must hold a class"):
         measure_gain(linear(), x, torch.zeros(200, 3, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"`targets` must have the shape of the outputs; got \(7, 200\) for \(200, 7\)"):
+        measure_advantage(linear(), x, y.T, "mse")
+    with pytest.raises(ValueError, match=r"`targets` of a cross entropy must be integer classes; got torch.float64"):
+        measure_advantage(linear(), x, y[:, 0])
+    with pytest.raises(ValueError, match=r"`targets` must hold at least one sequence"):
+        measure_gain(linear(), x[:0], y[:0], "mse")
+    with pytest.raises(ValueError, match=r"at least one that the loss counts"):
+        measure_advantage(linear(), x, torch.full((200,), -100))
+    with pytest.raises(ValueError, match=r"`chunk` must be an integer >= 1; got 0"):
+        measure_gain(linear(), x, y, "mse", chunk=0)
     only = Likelihood("mine", squared_error().loss, squared_error().units, squared_error().score)
     with pytest.raises(ValueError, match=r"mine can only be sampled"):
         measure_advantage(linear(), x, y, only, method="gauss_newton")

@@ -177,12 +177,13 @@ def test_what_is_not_probed_is_listed_with_its_reason(module, name, reason):
     assert reason in probe.skipped[name]
 
 
-def test_a_padding_mask_leaves_positions_out():
+@pytest.mark.parametrize("kind", [torch.bool, torch.int64])
+def test_a_padding_mask_leaves_positions_out(kind):
     model = nn.Sequential(nn.Embedding(11, 6), nn.Linear(6, 4, bias=False))
     ids = torch.randint(11, (3, 8), generator=torch.Generator().manual_seed(0))
     mask = torch.arange(8) < torch.tensor([[8], [5], [3]])
     with Probe(model, every=1, exact=True) as probe:
-        probe.mask(mask)
+        probe.mask(mask.to(kind))
         (model(ids).square().sum(-1) * mask).mean().backward()
         got = {record["layer"]: record for record in probe.step()}
     assert got["0"]["tokens"] == got["1"]["tokens"] == 16
@@ -212,3 +213,26 @@ def test_spectra_are_kept_at_the_steps_asked_for():
     assert spectrum["step"] == 2
     assert spectrum["inputs"] == pytest.approx((expected.square() / expected.square().sum()).tolist(), rel=1e-4)
     assert len(spectrum["gradient"]) == 3
+
+
+def test_a_mask_that_fits_nothing_or_is_no_mask_is_refused():
+    model = nn.Sequential(nn.Embedding(9, 6), nn.Linear(6, 3))
+    with Probe(model, every=1) as probe:
+        with pytest.raises(TypeError, match=r"`positions` of `Probe.mask` must be boolean, or 0 and 1; got torch.float32"):
+            probe.mask(torch.ones(4, 5))
+        probe.mask(torch.ones(4, 6, dtype=torch.bool))
+        model(torch.randint(9, (4, 5))).sum().backward()
+        with pytest.raises(ValueError, match=r"shape \(4, 6\) fits none"):
+            probe.step()
+
+
+def test_a_table_of_position_biases_is_not_called_a_bias():
+    class Windowed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.relative_position_bias_table = nn.Parameter(torch.zeros(9, 2))
+            self.linear = nn.Linear(2, 2)
+
+    skipped = Probe(Windowed()).skipped
+    assert "module whose inputs are not known" in skipped["relative_position_bias_table"]
+    assert "row of ones" in skipped["linear.bias"]

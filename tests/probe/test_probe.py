@@ -244,15 +244,17 @@ def test_both_uses_of_a_tied_embedding_are_reported_without_a_verdict():
 @pytest.mark.parametrize(
     "model, arguments, message",
     [
-        (nn.Linear(2, 2), {"every": 0}, "`every` of `Probe` must be >= 1; got 0"),
+        (nn.Linear(2, 2), {"every": 0}, "`every` of `Probe` must be an integer >= 1; got 0"),
         (nn.ReLU(), {}, "`model` must contain a trainable matrix such as a Linear or Embedding; got modules ReLU"),
         (nn.Linear(2, 2), {"pattern": "mlp"}, "name matching 'mlp'"),
         (nn.LayerNorm(2), {}, "norm gains only"),
-        (nn.Linear(2, 2), {"shards": 0}, "`shards` of `Probe` must be >= 1; got 0"),
+        (nn.Linear(2, 2), {"shards": 0}, "`shards` of `Probe` must be an integer >= 1; got 0"),
         (nn.Linear(2, 2), {"blocks": {"qkv": Blocks(rows=3)}}, "pattern 'qkv', which matches no probed parameter"),
         (nn.Linear(2, 2), {"blocks": {"weight": Blocks(rows=3)}}, "weight must have an axis divisible into 3"),
         (nn.DataParallel(nn.Linear(2, 2)), {}, "must not be a DataParallel"),
         (nn.GRU(2, 2), {}, "trainable matrix.*got modules GRU"),
+        (nn.Linear(2, 2).requires_grad_(False), {}, r"got modules Linear \(frozen: no gradient to rank\)"),
+        (nn.Linear(2, 2), {"pattern": "("}, r"`pattern` must be a regular expression; got '\('"),
     ],
 )
 def test_bad_requests_are_refused_by_name(model, arguments, message):

@@ -47,7 +47,10 @@ def test_a_users_callable_is_trained_probed_and_reported(folder, tmp_path):
     assert sorted({r["step"] for r in run.report.records}) == [0, 5, 10]
     assert {r["layer"] for r in run.report.advantages} == {"0", "2"}
     assert len(run.report.audit().rows) >= 1
-    assert "What to do next" in run.path.read_text()
+    page = run.path.read_text()
+    assert "What to do next" in page
+    assert page.count("<svg") == 2
+    assert "Predicted against realised" in page
     lines = [json.loads(line) for line in (tmp_path / "out" / "probe.jsonl").read_text().splitlines()]
     assert {line["level"] for line in lines} == {1, 2, 3}
     assert len((tmp_path / "out" / "probe.csv").read_text().splitlines()) == 7
@@ -68,6 +71,7 @@ def test_transformers_models_are_built_from_their_configuration(tmp_path):
     options = ProbeOptions(hf="gpt2", random_init=True, config=config, steps=3, every=2, context=16, out=tmp_path)
     run = run_probe(options)
     assert all(math.isfinite(loss) for loss in run.losses)
+    assert run_probe(options).losses == run.losses
     assert any("c_fc" in layer.layer for layer in run.report.layers)
     again = build_hf(options)[0]
     assert sum(p.numel() for p in again.parameters()) == sum(p.numel() for p in run.report.model.parameters())
@@ -116,6 +120,8 @@ def test_unknown_model_types_are_refused_by_name(tmp_path):
         run_probe(ProbeOptions(hf="gpt17", random_init=True, out=tmp_path))
     with pytest.raises(ValueError, match="n_layer=2; got 'n_layer'"):
         run_probe(ProbeOptions(hf="gpt2", random_init=True, config=("n_layer",), out=tmp_path))
+    with pytest.raises(ValueError, match="`context` must fit the 16 positions of the gpt2 configuration; got 64"):
+        run_probe(ProbeOptions(hf="gpt2", random_init=True, config=("n_positions=16", "n_layer=1"), out=tmp_path))
 
 
 def test_ctrl_c_ends_the_training_and_reports_what_was_measured(folder, tmp_path):

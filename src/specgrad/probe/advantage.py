@@ -75,7 +75,9 @@ def measure_advantage(
         ``reason``: why there is no value, else empty.
 
     Raises:
-        ValueError: for a loss without sampler, an unknown method, or settings out of range.
+        TypeError: for targets that are no tensor.
+        ValueError: for a loss without sampler, an unknown method, targets that do not fit the outputs, or settings out of
+            range.
 
     Cost: in forward-and-backward passes of the batch, about 2 (the gradient, polar factors, products with the inputs) and
         0.55 per draw, 0.3 more where the batch takes several forward passes; weights that no hook sees (attention's in_proj,
@@ -94,8 +96,8 @@ def measure_advantage(
     """
     if method not in ("fisher", "gauss_newton"):
         raise ValueError(f"`method` of `measure_advantage` must be fisher or gauss_newton; got {method!r}.")
-    if draws is not None and draws < 1:
-        raise ValueError(f"`draws` of `measure_advantage` must be >= 1; got {draws}.")
+    if draws is not None and not (isinstance(draws, int) and draws >= 1):
+        raise ValueError(f"`draws` of `measure_advantage` must be an integer >= 1; got {draws!r}.")
     objective = Objective(model, inputs, targets, likelihood_of(loss), forward or default_forward, chunk, group)
     layers = find_layers(model)[0] if layers is None else layers
     with untouched(model):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from specgrad.probe.inputs import InputStatistics, TokenCounts
 from specgrad.probe.layers import Layer
-from specgrad.probe.streams import Incoming, incoming, masked
+from specgrad.probe.streams import Incoming, fits, incoming, masked
 
 
 def in_backward() -> bool:
@@ -30,6 +30,7 @@ class Gathered:
         counts: token counts by layer.
         grads: gradients by parameter name.
         mask: positions that count, or None for all.
+        mask_fits: whether any layer's input has the mask's axes.
     """
 
     exact: bool
@@ -38,6 +39,7 @@ class Gathered:
     counts: dict[str, TokenCounts] = field(default_factory=dict)
     grads: dict[str, Tensor] = field(default_factory=dict)
     mask: Tensor | None = None
+    mask_fits: bool = False
     _forward: dict[str, int] = field(default_factory=dict)
     _recomputed: dict[str, int] = field(default_factory=dict)
     # Projections that read the same tensor in the same state (queries, keys, values) share one measurement.
@@ -48,6 +50,8 @@ class Gathered:
         """Adds the inputs of one call of a layer's module."""
         if not torch.is_grad_enabled() or self._is_recomputation(layer):
             return
+        if self.mask is not None and not self.mask_fits:
+            self.mask_fits = any(fits(x, self.mask) for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
         if layer.kind == "embedding" and isinstance(module, nn.Embedding):
             ids = masked(args[0] if args else kwargs["input"], self.mask)
             empty = TokenCounts(torch.zeros(module.num_embeddings, dtype=torch.int64))

@@ -16,6 +16,7 @@ from specgrad.probe.objective import Objective
 
 # Realised over predicted decrease at the predicted best step: outside, the quadratic model does not describe the loss.
 RHO_LEAST, RHO_MOST = 0.5, 1.5
+NO_REGIME = "no quadratic regime yet"
 
 # Length of the difference step over the weight's norm, where forward mode is not to be had: its truncation error is its
 # square, its rounding error the working precision over it.
@@ -47,7 +48,7 @@ def gauss_newton_records(target: Target, objective: Objective, step: int) -> Ite
             decreases[side] = slopes[side] ** 2 / (2 * secant) if secant > 0 else math.nan
         if not about["reason"] and not all(RHO_LEAST <= rho <= RHO_MOST for rho in rhos):
             about["reason"] = (
-                f"no quadratic regime yet: realised over predicted decrease {rhos[0]:.2f} along -G and {rhos[1]:.2f} along "
+                f"{NO_REGIME}: realised over predicted decrease {rhos[0]:.2f} along -G and {rhos[1]:.2f} along "
                 f"-polar(G), outside [{RHO_LEAST}, {RHO_MOST}]"
             )
         advantage = decreases[1] / decreases[0] if not about["reason"] else math.nan

@@ -103,9 +103,14 @@ def find_layers(
         Layers in the order of the model, and parameter name -> reason.
 
     Raises:
-        ValueError: if no layer is left, or a declaration matches no parameter or does not fit it.
+        ValueError: if no layer is left, ``pattern`` is no regular expression, or a declaration matches no parameter or does
+            not fit it.
     """
     blocks = blocks or {}
+    try:
+        re.compile(pattern or "")
+    except re.error as error:
+        raise ValueError(f"`pattern` must be a regular expression; got {pattern!r} ({error}).") from None
     owners: dict[int, list[tuple[str, nn.Module, str]]] = {}
     for name, module in model.named_modules():
         for leaf, parameter in module.named_parameters(recurse=False):
@@ -133,7 +138,10 @@ def find_layers(
     if not layers:
         wanted = "contain" if pattern is None else f"contain, under a name matching {pattern!r},"
         kinds = ", ".join(sorted({type(m).__name__ for m in model.modules()})[:8])
-        raise ValueError(f"`model` must {wanted} a trainable matrix such as a Linear or Embedding; got modules {kinds}.")
+        why = "; ".join(sorted(set(skipped.values()))[:4]) or "it has no parameters"
+        raise ValueError(
+            f"`model` must {wanted} a trainable matrix such as a Linear or Embedding; got modules {kinds} ({why})."
+        )
     if all(layer.kind == "gain" for layer in layers) and pattern is None:
         raise ValueError("`model` must contain a trainable matrix such as a Linear or Embedding; got norm gains only.")
     return [_with_core(layer, layers) for layer in layers], skipped
@@ -148,7 +156,7 @@ def _layer(
         return "frozen: no gradient to rank"
     if parameter.numel() == 0:
         return "empty"
-    if "bias" in leaf:
+    if leaf == "bias" or leaf.endswith("_bias") or leaf.startswith("bias_"):
         return "bias: an extra input row of ones, which the condition leaves out"
     if isinstance(module, nn.utils.parametrize.ParametrizationList) or hasattr(module, "parametrizations"):
         return "parametrised: the weight is computed from other parameters, which have no inputs of their own"

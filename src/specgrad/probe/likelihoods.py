@@ -49,6 +49,8 @@ def cross_entropy(
                 f"`targets` must hold a class for every position of the outputs; got shape {tuple(targets.shape)} "
                 f"for outputs of shape {tuple(outputs.shape)}."
             )
+        if targets.is_floating_point():
+            raise ValueError(f"`targets` of a cross entropy must be integer classes; got {targets.dtype}.")
         return outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1)
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -96,11 +98,20 @@ def _classes(p: Tensor, generator: torch.Generator) -> Tensor:
     return torch.searchsorted(ends, at, right=True).clamp(max=p.shape[-1] - 1)
 
 
+def _like(targets: Tensor, outputs: Tensor) -> Tensor:
+    """Targets in the shape of the outputs, from which only axes of length one may be missing."""
+    if targets.squeeze().shape != outputs.squeeze().shape:
+        raise ValueError(
+            f"`targets` must have the shape of the outputs; got {tuple(targets.shape)} for {tuple(outputs.shape)}."
+        )
+    return targets.reshape(outputs.shape)
+
+
 def squared_error() -> Likelihood:
     """Gaussian regression: ``(output - target)^2``, averaged over entries."""
     return Likelihood(
         "squared error",
-        lambda f, y: (f.float() if f.dtype != torch.float64 else f).sub(y.reshape(f.shape)).square().sum(),
+        lambda f, y: (f.float() if f.dtype != torch.float64 else f).sub(_like(y, f)).square().sum(),
         lambda f, y: float(f.numel()),
         lambda f, y, g: math.sqrt(2) * torch.randn(f.shape, generator=g, device=f.device, dtype=torch.float32).to(f.dtype),
         lambda f, y, z: 2 * z.double().square().sum(),
@@ -116,7 +127,7 @@ def binary_cross_entropy() -> Likelihood:
 
     return Likelihood(
         "binary cross entropy",
-        lambda f, y: F.binary_cross_entropy_with_logits(f.float(), y.reshape(f.shape).float(), reduction="sum"),
+        lambda f, y: F.binary_cross_entropy_with_logits(f.float(), _like(y, f).float(), reduction="sum"),
         lambda f, y: float(f.numel()),
         score,
         lambda f, y, z: (f.double().sigmoid() * (1 - f.double().sigmoid()) * z.double().square()).sum(),
@@ -132,7 +143,7 @@ def poisson() -> Likelihood:
 
     return Likelihood(
         "Poisson",
-        lambda f, y: F.poisson_nll_loss(f.float(), y.reshape(f.shape).float(), reduction="sum"),
+        lambda f, y: F.poisson_nll_loss(f.float(), _like(y, f).float(), reduction="sum"),
         lambda f, y: float(f.numel()),
         score,
         lambda f, y, z: (f.double().exp() * z.double().square()).sum(),

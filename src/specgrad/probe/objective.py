@@ -53,6 +53,17 @@ class Objective:
     chunk: int = 16
     group: Any = None
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.targets, Tensor) or not self.targets.ndim:
+            raise TypeError(
+                "`targets` must be a tensor with the sequences along its first axis; got "
+                f"{'a number' if isinstance(self.targets, Tensor) else type(self.targets).__name__}."
+            )
+        if not len(self.targets):
+            raise ValueError("`targets` must hold at least one sequence; got none.")
+        if not (isinstance(self.chunk, int) and self.chunk >= 1):
+            raise ValueError(f"`chunk` must be an integer >= 1; got {self.chunk!r}.")
+
     @property
     def sequences(self) -> int:
         """Number of independent samples on this rank."""
@@ -107,7 +118,11 @@ class Objective:
         return float(both[0] / both[1])
 
     def gradients(self, weights: list[Tensor], backward: Backward | None = None) -> tuple[list[Tensor | None], float]:
-        """Gradients of the summed loss, and the number of units; ``backward`` computes them for one part of the batch."""
+        """Gradients of the summed loss, and the number of units; ``backward`` computes them for one part of the batch.
+
+        Raises:
+            ValueError: if the loss counts none of the targets.
+        """
         sums: list[Tensor | None] = [None] * len(weights)
         units = 0.0
         for part in self.parts():
@@ -118,6 +133,10 @@ class Objective:
         if self.group is not None:
             sums = [self.summed(torch.zeros_like(w) if s is None else s) for s, w in zip(sums, weights, strict=True)]
             units = float(self.summed(torch.tensor([units], dtype=torch.float64)))
+        if not units > 0:
+            raise ValueError(
+                f"`targets` must hold at least one that the loss counts; its {self.likelihood.name} counts none."
+            )
         return sums, units
 
 
@@ -148,7 +167,10 @@ def untouched(model: nn.Module) -> Iterator[None]:
     """
     for name, parameter in model.named_parameters():
         if is_sharded(parameter):
-            raise ValueError(f"`model` must hold whole matrices here; got the sharded parameter {name}. Measure on a copy.")
+            raise ValueError(
+                f"`model` must hold whole matrices here; got the sharded parameter {name}. Load the full state dict into a "
+                "copy of the model that is not sharded, and measure there."
+            )
     modes = {module: module.training for module in model.modules()}
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})

@@ -48,7 +48,9 @@ class Probe:
         on_record: called with step and ``{"layer/quantity": number}`` after each measurement, as run trackers take it.
 
     Raises:
-        ValueError: if ``every`` or ``shards`` < 1, no layer can be probed, or ``blocks`` do not fit.
+        TypeError: if ``model`` is no module.
+        ValueError: if ``every`` or ``shards`` < 1, no layer can be probed, ``pattern`` is no regular expression, or
+            ``blocks`` do not fit.
 
     Cost: on a measured step about ``12 n k`` FLOPs per distinct input of n tokens and k features with a mean spike (64
     without; ``exact``: ``2 n k^2``), and one symmetric eigenvalue problem of the short side per gradient.
@@ -77,10 +79,11 @@ class Probe:
         on_record: OnRecord | None = None,
         group: Any = None,
     ) -> None:
-        if every < 1:
-            raise ValueError(f"`every` of `Probe` must be >= 1; got {every}.")
-        if shards is not None and shards < 1:
-            raise ValueError(f"`shards` of `Probe` must be >= 1; got {shards}.")
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"`model` of `Probe` must be a torch.nn.Module; got {type(model).__name__}.")
+        for name, value in (("every", every), ("shards", 1 if shards is None else shards)):
+            if not (isinstance(value, int) and value >= 1):
+                raise ValueError(f"`{name}` of `Probe` must be an integer >= 1; got {value!r}.")
         if isinstance(model, nn.DataParallel):
             raise ValueError("`model` of `Probe` must not be a DataParallel, whose copies no hook reaches; use "
                              "DistributedDataParallel.")  # fmt: skip
@@ -146,9 +149,15 @@ class Probe:
         """Positions that count as tokens in the forward passes from now to the end of the step, such as non-padding.
 
         Args:
-            positions: True where a token counts, with the leading axes of the layers' inputs; None counts all.
+            positions: True (or not zero) where a token counts, as attention masks of transformers have it, with the
+                leading axes of the layers' inputs; None counts all.
+
+        Raises:
+            TypeError: for a floating mask, whose zeros may mean either.
         """
-        self._gathered.mask = positions
+        if positions is not None and positions.is_floating_point():
+            raise TypeError(f"`positions` of `Probe.mask` must be boolean, or 0 and 1; got {positions.dtype}.")
+        self._gathered.mask = None if positions is None else positions.bool()
 
     def step(self) -> list[dict[str, Any]]:
         """Ends an optimizer step.
@@ -163,6 +172,7 @@ class Probe:
 
         Raises:
             RuntimeError: if the probe is not attached, or a measured step had no backward pass.
+            ValueError: if the mask given for a measured step fits no layer's input.
         """
         if not self._attached:
             raise RuntimeError("`Probe.step` needs attached hooks; use the probe in a `with` block or call `attach`.")
@@ -174,6 +184,11 @@ class Probe:
                 raise RuntimeError(
                     "`Probe.step` found no gradient in a measured step; call it after loss.backward() (fully sharded "
                     "models: before zero_grad)."
+                )
+            if self._gathered.mask is not None and not self._gathered.mask_fits:
+                raise ValueError(
+                    "`positions` of `Probe.mask` must have the leading axes of the layers' inputs; shape "
+                    f"{tuple(self._gathered.mask.shape)} fits none of this step."
                 )
             fired = bool(self._gathered.inputs or self._gathered.counts)
             finite = all(map(_finite, self._gathered.grads.values()))

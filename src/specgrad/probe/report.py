@@ -16,7 +16,7 @@ from specgrad.optim.blocks import Blocks
 from specgrad.optim.groups import ParamGroups
 from specgrad.probe.advice import next_steps, some
 from specgrad.probe.routing import routed_groups
-from specgrad.probe.summary import LayerSummary, summarise_layers
+from specgrad.probe.summary import UNSEEN, LayerSummary, summarise_layers
 
 CAVEAT = (
     "The condition nuclear_rank(gradient) >= stable_rank(inputs) (Davis and Drusvyatskiy, arXiv 2512.04299) is a check of "
@@ -45,12 +45,16 @@ class Audit:
         lines = [
             f"step {r['step']} {r['layer']}: predicted {r['predicted']:.2f}, realised {r['realised']:.2f}" for r in self.rows
         ]
-        return "\n".join(
-            [
-                *lines,
-                f"rank correlation {self.rank_correlation:.2f}, error factor {self.median_factor:.2f} at the median and "
-                f"{self.factor_90:.2f} at 90 %",
-            ]
+        return "\n".join([*lines, self.verdict()])
+
+    def verdict(self) -> str:
+        """How good the predictions were, in a sentence."""
+        if not self.rows:
+            return "No layer has both a prediction and a line search of the same step."
+        ranks = f"rank correlation {self.rank_correlation:.2f}, " if math.isfinite(self.rank_correlation) else ""
+        return (
+            f"Predicted against realised on {len(self.rows)} measurements: {ranks}error factor {self.median_factor:.2f} at "
+            f"the median and {self.factor_90:.2f} at 90 %."
         )
 
 
@@ -117,15 +121,17 @@ class ProbeReport:
     def summary(self) -> str:
         """The whole model in a sentence or two."""
         layers = [layer for layer in self.layers if layer.kind != "gain"]
-        counts = Counter(layer.verdict for layer in layers)
+        counts = Counter(layer.verdict for layer in layers if layer.reason != UNSEEN)
         defined = sum(n for verdict, n in counts.items() if verdict != "undefined")
-        parts = [f"{counts[verdict]} {verdict}" for verdict in ("marginal", "fails", "undefined") if counts[verdict]]
+        parts = [f"{counts[verdict]} {verdict}" for verdict in ("marginal", "fails") if counts[verdict]]
+        parts += [f"no verdict on {counts['undefined']} more"] if counts["undefined"] else []
         tail = f" ({', '.join(parts)})" if parts else ""
         hidden = [layer for layer in layers if layer.kind != "embedding" and layer.verdict != "undefined"]
         sizes = sum(layer.rows * layer.cols for layer in hidden)
         share = sum(layer.rows * layer.cols for layer in hidden if layer.verdict == "holds") / sizes if sizes else math.nan
         text = f"The condition holds on {counts['holds']} of {defined} matrices{tail}"
         text += f", {share:.0%} of the parameters outside embeddings." if sizes else "."
+        text = text if counts else "The condition was not measured."
         for name, what in (("advantage", "Predicted advantage of a spectral step"), ("gain", "Realised gain")):
             values = [getattr(layer, name) for layer in layers if math.isfinite(getattr(layer, name))]
             if values:

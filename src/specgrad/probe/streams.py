@@ -53,9 +53,14 @@ def incoming(
     return [Incoming(0, x, lambda: Rows(masked(x, mask)))]
 
 
+def fits(x: Tensor, mask: Tensor) -> bool:
+    """Whether a tensor's leading axes are the mask's."""
+    return x.shape[: mask.ndim] == mask.shape
+
+
 def masked(x: Tensor, mask: Tensor | None) -> Tensor:
     """The positions that count."""
-    if mask is not None and x.shape[: mask.ndim] == mask.shape:
+    if mask is not None and fits(x, mask):
         return x[mask.to(x.device)]
     return x
 

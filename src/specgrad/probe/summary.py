@@ -7,6 +7,12 @@ from typing import Any
 
 from specgrad.probe.condition import FAILS_BELOW, HOLDS_FROM
 
+# Reason of a layer that only levels 2 and 3 know: a tied weight, whose uses level 1 takes apart, or all without level 1.
+UNSEEN = "level 1 does not measure it as a whole"
+_UNSEEN: dict[str, Any] = {"tokens": 0, "verdict": "undefined"} | dict.fromkeys(
+    ("stable_rank", "nuclear_rank", "ratio"), math.nan
+)
+
 
 @dataclass(frozen=True)
 class LayerSummary:
@@ -32,7 +38,9 @@ class LayerSummary:
         frequency_exponent: of the token frequencies of an embedding; NaN elsewhere.
         advantage: last predicted advantage of a spectral step (level 2); NaN if not measured.
         advantage_error: its standard error in the logarithm.
+        advantage_reason: why the last prediction gave no value, else empty.
         gain: last realised advantage (level 3); NaN if not measured.
+        gain_reason: why the last line search gave no value, else empty.
     """
 
     layer: str
@@ -54,16 +62,21 @@ class LayerSummary:
     frequency_exponent: float = math.nan
     advantage: float = math.nan
     advantage_error: float = math.nan
+    advantage_reason: str = ""
     gain: float = math.nan
+    gain_reason: str = ""
 
     def __str__(self) -> str:
         tail = ""
         if math.isfinite(self.advantage):
-            tail += f"; predicted advantage {self.advantage:.2f} ({self.advantage_error:.0%} standard error)"
+            error = f" ({self.advantage_error:.0%} standard error)" if self.advantage_error > 0 else ""
+            tail += f"; predicted advantage {self.advantage:.2f}{error}"
         if math.isfinite(self.gain):
             tail += f"; realised {self.gain:.2f}"
+        for name, reason in (("predicted", self.advantage_reason), ("realised", self.gain_reason)):
+            tail += f"; no {name} advantage, {reason}" if reason else ""
         if self.verdict == "undefined":
-            return f"{self.layer}: undefined, {self.reason}{tail}"
+            return f"{self.layer}: no verdict, {self.reason}{tail}"
         threshold = {
             "holds": f">= {HOLDS_FROM:g}", "fails": f"< {FAILS_BELOW:g}",
             "marginal": f"in [{FAILS_BELOW:g}, {HOLDS_FROM:g})"
@@ -79,7 +92,7 @@ def summarise_layers(
     advantages: Sequence[dict[str, Any]] = (),
     gains: Sequence[dict[str, Any]] = (),
 ) -> list[LayerSummary]:
-    """One `LayerSummary` per layer, in order of appearance.
+    """One `LayerSummary` per layer, in order of appearance; last those that only levels 2 and 3 know.
 
     Args:
         records: of `specgrad.probe.Probe.step`.
@@ -89,17 +102,21 @@ def summarise_layers(
     by_layer: dict[str, list[dict[str, Any]]] = {}
     for record in records:
         by_layer.setdefault(record["layer"], []).append(record)
-    predicted = {row["layer"]: row for row in advantages if not row["reason"]}
-    realised = {row["layer"]: row for row in gains if not row["reason"]}
+    predicted = {row["layer"]: row for row in advantages}
+    realised = {row["layer"]: row for row in gains}
     known = {field.name for field in fields(LayerSummary)}
     summaries = []
-    for name, rows in by_layer.items():
+    for name in dict.fromkeys((*by_layer, *predicted, *realised)):
+        rows = by_layer.get(name, [])
         ratios = [row["ratio"] for row in rows if math.isfinite(row["ratio"])]
         held = sum(ratio >= 1 for ratio in ratios) / len(ratios) if ratios else math.nan
-        last = {key: value for key, value in rows[-1].items() if key in known}
+        row = rows[-1] if rows else _UNSEEN | (predicted.get(name) or realised[name]) | {"reason": UNSEEN}
+        last = {key: value for key, value in row.items() if key in known}
         if name in predicted:
-            last |= {"advantage": predicted[name]["advantage"], "advantage_error": predicted[name]["log_error"]}
+            found = predicted[name]
+            last |= {"advantage": found["advantage"], "advantage_error": found["log_error"]}
+            last["advantage_reason"] = found["reason"]
         if name in realised:
-            last["gain"] = realised[name]["gain"]
+            last |= {"gain": realised[name]["gain"], "gain_reason": realised[name]["reason"]}
         summaries.append(LayerSummary(**last, held=held, measured=len(ratios)))
     return summaries

@@ -1,7 +1,9 @@
 """``specgrad probe``: trains a user's model, or one built from a transformers configuration, under the probe."""
 
 import importlib
+import io
 import itertools
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
@@ -9,7 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from markupsafe import Markup
+from matplotlib.figure import Figure
+from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -17,8 +23,12 @@ from torch import Tensor, nn
 
 from specgrad.data import shakespeare
 from specgrad.optim import Muon, param_groups
+from specgrad.pages import plot
+from specgrad.plots.heatmap import ratio_heat_map
+from specgrad.plots.style import COLOURS, style
 from specgrad.probe import LayerSummary, Probe, ProbeReport, likelihood_of
 from specgrad.probe.objective import default_forward
+from specgrad.probe.page import probe_page
 from specgrad.runs.interrupt import StopRequest
 from specgrad.runs.seeds import stream
 
@@ -50,7 +60,7 @@ class ProbeOptions:
         exact: exact stable ranks instead of estimates.
         pattern: regular expression that probed layers must contain.
         device: device of the model, such as cpu or cuda.
-        seed: seed of weights and batches with --hf.
+        seed: seed of weights, batches and dropout with --hf.
         out: folder for report.html, probe.csv and probe.jsonl.
     """
 
@@ -123,6 +133,9 @@ def run_probe(options: ProbeOptions, on_record: OnRecord | None = None) -> Probe
     live = Live(console=console, refresh_per_second=2) if console.is_terminal else None
     inputs: Any = None
     targets: Any = None
+    options.out.mkdir(parents=True, exist_ok=True)
+    if options.hf is not None:
+        torch.manual_seed(stream(options.seed, "dropout").initial_seed())
     with probe, live or nullcontext(), StopRequest() as stopped:
         for step, (inputs, targets) in enumerate(itertools.islice(_forever(loader), options.steps)):
             inputs, targets = _to(inputs, options.device), _to(targets, options.device)
@@ -145,10 +158,56 @@ def run_probe(options: ProbeOptions, on_record: OnRecord | None = None) -> Probe
     if not stopped():
         _levels(probe, options, inputs, targets, loss_fn, console)
     report = probe.report()
-    options.out.mkdir(parents=True, exist_ok=True)
     report.save(options.out / "probe.csv")
     report.save(options.out / "probe.jsonl")
-    return ProbeRun(report, losses, report.save(options.out / "report.html"), stopped())
+    page = options.out / "report.html"
+    page.write_text(probe_page(report, drawings(report)), encoding="utf-8")
+    return ProbeRun(report, losses, page, stopped())
+
+
+def drawings(report: ProbeReport) -> list[Markup]:
+    """The ratio of every matrix over time, and predictions against line searches; each where there is something to see."""
+    found = []
+    rows = [row for row in report.records if row["kind"] != "gain"]
+    names, steps = (list(dict.fromkeys(row[key] for row in rows)) for key in ("layer", "step"))
+    if len(steps) > 1:
+        ratios = {(row["layer"], row["step"]): row["ratio"] for row in rows}
+        grid = np.array([[ratios.get((name, step), math.nan) for step in steps] for name in names])
+        with style():
+            figure = Figure(figsize=(5.4, 0.9 + 0.17 * len(names)))
+            axes = figure.subplots()
+            colours = ratio_heat_map(axes, grid, names, steps)
+            axes.set_xlabel("optimizer step")
+            bar = figure.colorbar(colours, ax=axes, pad=0.02, ticks=[1 / 16, 1 / 4, 1, 4, 16])
+            bar.ax.set_yticklabels(["1/16", "1/4", "1", "4", "16"])
+            bar.set_label("nr(G) / st(A)")
+            caption = (
+                "Nuclear rank of the gradient over stable rank of the inputs: blue above 1, red below, grey no verdict."
+            )
+            found.append(plot(_svg(figure), caption))
+    pairs = report.audit().rows
+    if pairs:
+        x, y = (np.array([row[key] for row in pairs]) for key in ("predicted", "realised"))
+        ends = [0.85 * min(x.min(), y.min()), 1.18 * max(x.max(), y.max())]
+        with style():
+            figure = Figure(figsize=(5.4, 4.2))
+            axes = figure.subplots()
+            axes.plot(ends, ends, color="black", lw=1)
+            axes.plot(x, y, "o", color=COLOURS["muon"], ms=4, alpha=0.7, mew=0)
+            axes.set(xlabel="predicted advantage", ylabel="realised advantage", xscale="log", yscale="log")
+            axes.set(xlim=ends, ylim=ends)
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5)))
+                axis.set_major_formatter(FormatStrFormatter("%g"))
+                axis.set_minor_formatter(NullFormatter())
+            found.append(plot(_svg(figure), "Predicted against realised advantage of a spectral step; line: equal."))
+    return found
+
+
+def _svg(figure: Figure) -> str:
+    out = io.StringIO()
+    figure.savefig(out, format="svg", metadata={"Date": None})
+    return out.getvalue()
 
 
 def _levels(probe: Probe, options: ProbeOptions, inputs: Any, targets: Any, loss_fn: Any, console: Console) -> None:
@@ -220,7 +279,8 @@ def build_hf(options: ProbeOptions) -> tuple[nn.Module, Iterable[Any], Callable[
     """A causal language model from a transformers configuration, and byte windows of the shipped text.
 
     Raises:
-        ValueError: for an unknown type, a setting that is no pair, or a vocabulary without room for bytes.
+        ValueError: for an unknown type, a setting that is no pair, a vocabulary without room for bytes or
+            a context longer than the model's.
         ModuleNotFoundError: without transformers.
     """
     try:
@@ -237,6 +297,11 @@ def build_hf(options: ProbeOptions) -> tuple[nn.Module, Iterable[Any], Callable[
         raise ValueError(f"`hf` must be a causal model type of transformers; got {options.hf!r} ({error}).") from error
     if config.vocab_size < 256:
         raise ValueError(f"`vocab_size` must leave room for 256 bytes; got {config.vocab_size}.")
+    room = getattr(config, "max_position_embeddings", None) or options.context
+    if options.context > room:
+        raise ValueError(
+            f"`context` must fit the {room} positions of the {options.hf} configuration; got {options.context}."
+        )
     tokens = shakespeare().tokens().long()
 
     def windows() -> Iterator[tuple[Tensor, Tensor]]:
