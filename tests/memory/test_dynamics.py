@@ -23,7 +23,8 @@ def test_every_line_searched_step_lowers_the_loss_and_stores_more():
     for update in ("muon", "newton", "gd", "whitened_muon"):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
-            run = memory.simulate(TASK, update, steps=3, with_loss=True, cg_steps=5)
+            options = {"cg_steps": 5} if update == "newton" else {}
+            run = memory.simulate(TASK, update, steps=3, with_loss=True, **options)
         losses = run.column("loss")
         assert losses == sorted(losses, reverse=True)
         assert run.column("batch_loss")[1:] == losses[:-1]
@@ -66,6 +67,11 @@ def test_named_schedules():
     assert memory.fixed_rates(TASK, "muon", "line-search", 2) is None
 
 
+def test_rates_may_be_numbers_and_arrays_of_any_library(unchecked_types):
+    for rate in (np.float32(3), torch.tensor(3.0), np.array(3.0), np.full(2, 3.0), torch.full((3,), 3.0)):
+        assert memory.fixed_rates(TASK, "muon", rate, 2) == [3.0, 3.0]
+
+
 def test_a_run_reports_and_stops_when_asked():
     seen = []
     run = memory.simulate(
@@ -100,6 +106,8 @@ def test_thresholds_drop_what_they_say():
 
 def test_bad_settings_are_refused(unchecked_types):
     for settings, message in (
+        ({"steps": 2.0}, "`steps` of `memory.simulate` must be an integer; got 2.0"),
+        ({"batch_size": 1e2}, "`batch_size` of `memory.simulate` must be an integer; got 100.0"),
         ({"steps": 0}, "`steps` of `memory.simulate` must be >= 1; got 0"),
         ({"batch_size": 0}, "`batch_size` of `memory.simulate` must be >= 1; got 0"),
         ({"momentum": 1.0}, r"`momentum` of `memory.simulate` must be in \[0, 1\); got 1.0"),
@@ -114,7 +122,11 @@ def test_bad_settings_are_refused(unchecked_types):
             memory.simulate(TASK, **settings)
     with pytest.raises(ValueError, match=r"`drop` of .* must be schedule, prefix, top90 or recovered; got 'all'"):
         memory.simulate_thresholded(TASK, drop="all")
-    with pytest.raises(ValueError, match=r"`constant` of .* must be > 0; got 0"):
+    with pytest.raises(ValueError, match=r"`margin` of .* must be finite and >= 0; got -1"):
+        memory.simulate_thresholded(TASK, margin=-1)
+    with pytest.raises(ValueError, match=r"`update` of .* must be gd, muon or h_lambda; got 'newton'"):
+        memory.simulate_thresholded(TASK, update="newton")
+    with pytest.raises(ValueError, match=r"`constant` of .* must be finite and > 0; got 0"):
         memory.simulate_thresholded(TASK, constant=0)
     measured = memory.Task.from_counts(range(1, 50), dim=4)
     with pytest.raises(ValueError, match=r"`drop`='schedule' of .* needs `alpha`"):

@@ -1,4 +1,5 @@
 import math
+import warnings
 
 import pytest
 import torch
@@ -101,8 +102,40 @@ def test_large_steps_are_warned_about(second_step):
     task, weight = second_step
     with pytest.warns(memory.MeanFieldWarning, match=r"not to be trusted here"):
         memory.estimate_gradient(task, 4 * weight)
-    with pytest.warns(memory.MeanFieldWarning, match=r"calibrated for Muon"):
-        memory.simulate(task, "gd", 1, 1.0, gradient="hybrid")
+    with pytest.warns(memory.MeanFieldWarning, match=r"calibrated for Muon.* columns=0 below dim=32"):
+        memory.simulate(task, "gd", 1, 1.0, gradient="hybrid", columns=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run = memory.simulate(task, "gd", 2, 1.0, gradient="hybrid")
+    assert run.column("exact_columns") == [0, 32]
+
+
+def test_exact_columns_make_the_estimate_right_for_gradient_descent():
+    task = memory.Task(10_000, 64, 1.5, seed=701)
+    weight = memory.simulate(task, "gd", 1).weight
+    exact = memory.gradient(task, weight)
+    errors, ratios = [], []
+    for columns in (0, 64):
+        got = memory.estimate_gradient(task, weight, columns=columns)
+        errors.append(relative_error(got.gradient, exact))
+        ratios.append(errors[-1] / got.relative_error)
+    assert errors[1] < errors[0] / 10
+    assert ratios[0] > 20
+    assert 0.25 < ratios[1] < 4
+
+
+@pytest.mark.parametrize("moments_from", ["sample", "gauss"])
+def test_columns_change_nothing_where_the_logits_are_gaussian_and_all_of_them_are_exact(moments_from):
+    task = memory.Task(60, 8, 1.5)
+    weight = 4 * memory.one_step(task, "gd")
+    exact = memory.gradient(task, weight)
+    errors = []
+    for columns in (0, 20, 58):
+        got = memory.estimate_gradient(task, weight, method="mean-field", columns=columns, moments_from=moments_from)
+        errors.append(relative_error(got.gradient, exact))
+    assert errors == sorted(errors, reverse=True)
+    # Two outputs are left to average: only their own spread is lost.
+    assert errors[-1] < errors[0] / 5
 
 
 def test_bad_settings_are_refused(unchecked_types, second_step):
@@ -111,5 +144,15 @@ def test_bad_settings_are_refused(unchecked_types, second_step):
         memory.estimate_gradient(task, weight, method="sampled")
     with pytest.raises(ValueError, match=r"`rows` of .* must be >= 0; got -1"):
         memory.estimate_gradient(task, weight, rows=-1)
+    with pytest.raises(ValueError, match=r"`rows` of .* must be an integer; got 3.0"):
+        memory.estimate_gradient(task, weight, rows=3.0)
+    for columns in (-1, 3999):
+        with pytest.raises(ValueError, match=r"`columns` of .* must be >= 0 and leave two of 4000 outputs; got"):
+            memory.estimate_gradient(task, weight, columns=columns)
+    with pytest.raises(ValueError, match=r"`tolerance` of .* must be > 0; got -1"):
+        memory.estimate_gradient(task, weight, tolerance=-1)
+    arrays = memory.Task.from_arrays(task.unembeddings, task.embeddings, task.frequencies)
+    with pytest.raises(ValueError, match=r"`moments_from`='gauss' of .* needs Gaussian unembeddings; got arrays"):
+        memory.estimate_gradient(arrays, weight, moments_from="gauss")
     with pytest.raises(ValueError, match=r"`moments_from` of .* must be sample or gauss; got 'mean'"):
         memory.estimate_gradient(task, weight, moments_from="mean")

@@ -98,3 +98,24 @@ def test_memory_of_scoring_does_not_grow_with_the_square_of_items():
     # 2e5 items: the N x N logits would take 160 GB.
     task = memory.Task(200_000, 8, 1.5, dtype=torch.float32)
     assert memory.capacity(task, memory.one_step(task, "muon"))["count"] < 10
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_recovery_does_not_depend_on_the_size_of_the_weight(dtype):
+    task = memory.Task(600, 16, 1.5, dtype=dtype)
+    weight = memory.one_step(task, "muon")
+    expected = memory.recovered(task, weight)
+    assert expected.sum() > 3
+    for size in (1e-300, 1e-60, 1e60, 1e300):
+        assert torch.equal(memory.recovered(task, size * weight), expected)
+
+
+def test_margins_come_in_the_order_of_the_items():
+    task = memory.Task(600, 16, 1.5)
+    weight = memory.one_step(task, "muon")
+    everyone = memory.margins(task, weight, torch.arange(600))
+    items = torch.tensor([5, 3, 3, 599, 0])
+    assert torch.equal(memory.margins(task, weight, items), everyone[items])
+    for bad in ([-1], [600]):
+        with pytest.raises(ValueError, match=r"`items` of `memory.margins` must be in \[0, 600\)"):
+            memory.margins(task, weight, torch.tensor(bad))

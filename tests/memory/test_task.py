@@ -139,3 +139,32 @@ def test_weights_and_frequencies_that_do_not_fit_are_refused(unchecked_types):
         gradient(task, None, torch.ones(9))
     with pytest.raises(ValueError, match=r"`frequencies` must be finite and >= 0"):
         gradient(task, None, -torch.ones(10))
+
+
+def test_numbers_that_are_no_integers_are_refused(unchecked_types):
+    for name in ("num_items", "dim", "seed"):
+        with pytest.raises(ValueError, match=rf"`{name}` of `memory.Task` must be an integer; got 100.0"):
+            Task(**{"num_items": 10, "dim": 2, "alpha": 1.5} | {name: 1e2})
+    with pytest.raises(ValueError, match=r"`batch_size` of `memory.Task.sample` must be an integer; got 10.0"):
+        Task(10, 2, 1.5).sample(10.0)
+    assert Task(np.int64(10), np.int32(2), 1.5).embeddings.shape == (10, 2)
+
+
+def test_frequencies_that_sum_to_one_only_in_float32_can_be_sampled():
+    for alpha in (1.2, 1.5, 2.0):
+        p = Task(200_000, 1, alpha).frequencies.float()
+        p *= 1 + 1e-7
+        u = torch.zeros(200_000, 1)
+        assert Task.from_arrays(u, u, p).sample(100).sum().item() == pytest.approx(1)
+
+
+def test_reversed_arrays_and_parameters_are_taken():
+    u = np.arange(6.0).reshape(3, 2)
+    task = Task.from_arrays(u[::-1], torch.nn.Parameter(torch.ones(3, 2, dtype=torch.float64)), np.ones(3))
+    assert task.unembeddings.tolist() == u[::-1].tolist()
+    assert not task.embeddings.requires_grad
+
+
+def test_counts_that_are_no_sequence_of_numbers_are_refused(unchecked_types):
+    with pytest.raises(ValueError, match=r"`counts` of `memory.Task.from_counts` must be numbers; got a mapping"):
+        Task.from_counts({"a": 2, "b": 1}, dim=2)

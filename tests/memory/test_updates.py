@@ -129,3 +129,36 @@ def test_bad_updates_are_refused(unchecked_types):
 def test_newton_handles_small_batches():
     for options in ({"mode": "pinv"}, {"mode": "damped"}, {}):
         assert masks(TASK, "newton", batch_size=20, **options).sum() > 0
+
+
+def test_settings_of_another_update_are_refused():
+    build = lambda w: torch.optim.SGD(w, lr=1.0)  # noqa: E731
+    for update, options, message in (
+        ("muon", {"lam": 0.1}, r"`lam` is no setting of update 'muon' \(it has: method, mode, quintic_steps\); got 0.1"),
+        ("gd", {"method": "svd"}, r"`method` is no setting of update 'gd' \(it has: none\)"),
+        (build, {"method": "svd"}, r"`method` is no setting of a built optimizer"),
+        (
+            "newton",
+            {"damping": 0.1},
+            r"`damping` of Newton must be finite and > 0, with `mode`='damped'; got 0.1 and 'auto'",
+        ),
+        ("newton", {"damping": -0.1, "mode": "damped"}, r"`damping` of Newton must be finite and > 0"),
+        ("newton", {"cg_steps": 0}, r"`cg_steps` of Newton must be >= 1; got 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            memory.one_step(TASK, update, **options)
+        with pytest.raises(ValueError, match=message):
+            memory.simulate(TASK, update, 1, **options)
+    with pytest.raises(ValueError, match=r"`lam` is no setting of update 'muon'"):
+        memory.simulate_thresholded(TASK, 1, lam=0.1)
+
+
+@pytest.mark.parametrize("lr", [0.0, -1.0, float("nan"), float("inf")])
+def test_rates_that_are_not_positive_are_refused(lr):
+    with pytest.raises(ValueError, match=r"`lr` of `memory.one_step` must be finite and > 0"):
+        memory.one_step(TASK, lr=lr)
+
+
+@pytest.mark.parametrize("update", ["gd", "muon", "h_lambda", "newton", "whitened_muon"])
+def test_no_frequencies_give_no_step(update):
+    assert not memory.one_step(TASK, update, torch.zeros(5000, dtype=torch.float64)).any()

@@ -1,5 +1,6 @@
 """How it is trained: one step, many steps with any update or optimizer, and the thresholded dynamics of the theory."""
 
+import copy
 import math
 import pickle
 import time
@@ -13,14 +14,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from specgrad.memory.checkpoints import Checkpoint, Progress
+from specgrad.memory.checks import Array, check_integer
 from specgrad.memory.gradient import checked_frequencies, gradient_and_loss
 from specgrad.memory.mean_field import Estimate, MeanFieldWarning, Method, estimate_gradient
 from specgrad.memory.observables import capacity_of, distinct
 from specgrad.memory.schedules import Schedule, fixed_rates, line_search
 from specgrad.memory.scoring import recovered
-from specgrad.memory.task import Array, Task
-from specgrad.memory.updates import Update, direction
-from specgrad.runs.files import atomic, set_aside
+from specgrad.memory.task import Task
+from specgrad.memory.updates import Update, check_options, direction
 
 BuildOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
@@ -44,7 +46,7 @@ def one_step(
             `specgrad.optim` or ``torch.optim`` for a list of parameters, whose own learning rate then counts.
         frequencies: q, shape (N,); None is the population unless ``batch_size`` is given.
         batch_size: draws q as `Task.sample` does.
-        lr: learning rate.
+        lr: learning rate, > 0.
         step: which batch of `Task.sample`.
         options: settings of the update, see `specgrad.memory.direction`: ``method``, ``mode``, ``lam``, ...
 
@@ -52,7 +54,8 @@ def one_step(
         Float64, shape (d, d).
 
     Raises:
-        ValueError: for an unknown update, settings out of range, or both ``frequencies`` and ``batch_size``.
+        ValueError: for an unknown update, settings out of range or of another update, or both ``frequencies`` and
+            ``batch_size``.
 
     Cost: ``2 N d^2`` FLOPs and one d x d decomposition.
 
@@ -63,6 +66,9 @@ def one_step(
 
     Source: Kim, Nichani, Wu, Bietti and Lee (arXiv 2603.26554), Theorems 4.1, 4.3 and 4.4.
     """
+    check_options(update, options)
+    if not 0 < lr < math.inf:
+        raise ValueError(f"`lr` of `memory.one_step` must be finite and > 0; got {lr}.")
     if frequencies is not None and batch_size is not None:
         raise ValueError("`one_step` of `memory` takes `frequencies` or `batch_size`; got both.")
     q = checked_frequencies(task, frequencies) if batch_size is None else task.sample(batch_size, step)
@@ -79,7 +85,7 @@ class Run:
     Attributes:
         records: one per step, with ``step`` (from 1), ``learning_rate``, ``relative_rate`` (over ``sqrt(d)``),
             ``batch_loss`` (before the step, on its batch), ``gradient_norm``, ``distinct`` (items in the batch),
-            ``relative_error``, ``polar_error``, ``sigma_ratio`` and ``exact_rows`` (of the gradient, see
+            ``relative_error``, ``polar_error``, ``sigma_ratio``, ``exact_rows`` and ``exact_columns`` (of the gradient, see
             `specgrad.memory.Estimate`), the metrics of `specgrad.memory.capacity` after the step, ``loss`` (population
             loss after the step, if asked for) and ``seconds`` (CPU time of this process since the start).
         weights: W after each step.
@@ -110,9 +116,10 @@ def simulate(
     momentum: float | int = 0.0,
     weight_decay: float | int = 0.0,
     rows: int | None = None,
+    columns: int | None = None,
     tolerance: float | int | None = None,
     with_loss: bool = False,
-    checkpoint: Path | None = None,
+    checkpoint: str | Path | None = None,
     on_step: Callable[[int, float], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
     **options: Any,
@@ -130,16 +137,18 @@ def simulate(
         momentum: factor of the old gradients.
         weight_decay: decoupled decay.
         rows: exact rows of the hybrid gradient.
+        columns: exact columns of the approximate gradients; None is d for gradient descent and 0 elsewhere.
         tolerance: error of the polar factor that the hybrid gradient should reach.
         with_loss: whether the population loss after each step is computed, with the same method.
-        checkpoint: file in which every finished step is kept; a run with the same arguments goes on from there, and ends
-            with the same bits.
+        checkpoint: file that keeps the finished steps, and is continued from if it exists, without changing a bit of the
+            result; a run that was finished is read, or continued if ``steps`` has grown. It is written as steps end, as
+            often as takes a twentieth of the time, and whenever the run stops, also by an exception.
         on_step: called after each step with the number of finished steps and the batch loss.
-        should_stop: asked after each step; True ends the run early.
+        should_stop: asked after each step; True, on any of several processes, ends the run early.
         options: settings of the update, see `specgrad.memory.direction`.
 
     Raises:
-        ValueError: for a setting out of range.
+        ValueError: for a setting out of range or of another update, or a ``checkpoint`` of another run.
 
     Warns:
         MeanFieldWarning: where an approximate gradient is not to be trusted.
@@ -155,6 +164,7 @@ def simulate(
     Source: Kim, Nichani, Wu, Bietti and Lee (arXiv 2603.26554), section 5.2 and Figures 4 and 5.
     """
     check_run(steps, batch_size, momentum, weight_decay)
+    check_options(update, options)
     adapter = _Adapter(task, update) if callable(update) else None
     if adapter is not None and (lr is not None or momentum or weight_decay):
         raise ValueError(
@@ -162,57 +172,78 @@ def simulate(
         )
     name = "optimizer" if callable(update) else update
     rates = fixed_rates(task, name, "line-search" if lr is None else lr, steps)
-    if gradient != "exact" and name == "gd":
+    if columns is None:
+        columns = min(task.dim, task.num_outputs - 2) if name == "gd" and gradient != "exact" else 0
+    if gradient != "exact" and name == "gd" and columns < min(task.dim, task.num_outputs - 2):
         warnings.warn(
-            "The error estimates of approximate gradients are calibrated for Muon; for gradient descent errors "
-            "can be 20 times larger. Compare with gradient='exact' at a smaller size.",
+            "Error estimates of approximate gradients are calibrated for Muon; for gradient descent errors can be 60 times "
+            f"larger with columns={columns} below dim={task.dim}. Raise `columns`, or compare with gradient='exact'.",
             MeanFieldWarning,
             stacklevel=2,
         )
 
     def evaluate(weight: Tensor, q: Tensor) -> Estimate:
-        return estimate_gradient(task, weight, q, gradient, rows=rows, tolerance=tolerance)
+        return estimate_gradient(task, weight, q, gradient, rows=rows, columns=columns, tolerance=tolerance)
 
-    weight = torch.zeros(task.dim, task.dim, dtype=torch.float64, device=task.frequencies.device)
-    buffer = torch.zeros_like(weight)
-    records: list[dict[str, Any]] = []
-    weights: list[Tensor] = []
-    if checkpoint is not None and checkpoint.exists():
-        kept = _load(checkpoint, weight.device)
-        if kept is not None:
-            records, weights, buffer = kept["records"][:steps], kept["weights"][:steps], kept["buffer"]
-            weight = weights[-1]
-            if adapter is not None:
-                adapter.load(kept["optimizer"], weight)
-    began = time.process_time() - (records[-1]["seconds"] if records else 0.0)
+    keeper = None
+    if checkpoint is not None:
+        settings = {"update": name, "line search": rates is None, "gradient": gradient, "batch_size": batch_size}
+        settings |= {"momentum": float(momentum), "weight_decay": float(weight_decay), "rows": rows, "columns": columns}
+        settings |= {"tolerance": tolerance, "with_loss": with_loss, "options": sorted(options.items())}
+        keeper = Checkpoint(task, Path(checkpoint), settings)
+    run = (keeper.load() if keeper is not None else None) or Progress([], [], task.frequencies.new_zeros(task.dim, task.dim))
+    _check_same_rates(run, rates)
+    if adapter is not None:
+        adapter.restore(run)
+    weight = run.weights[-1] if run.weights else torch.zeros_like(run.buffer)
+    began = time.process_time() - (run.records[-1]["seconds"] if run.records else 0.0)
     ahead: Estimate | None = None
-    for step in range(len(records), steps):
-        q = task.frequencies if batch_size is None else task.sample(batch_size, step)
-        now = ahead if ahead is not None and batch_size is None else evaluate(weight, q)
-        rate = math.nan
-        if adapter is not None:
-            weight = adapter.step(now.gradient)
-        else:
-            assert not callable(update)
-            buffer = momentum * buffer + now.gradient
-            along = direction(task, update, buffer, q, weight, **options) - weight_decay * weight
-            rate = line_search(task, weight, along, q) if rates is None else rates[step]
-            weight = weight + rate * along
-        ahead = evaluate(weight, task.frequencies) if with_loss else None
-        record = _record(task, step, rate, now, q) | capacity_of(recovered(task, weight), task.frequencies)
-        if ahead is not None:
-            record["loss"] = ahead.loss
-        records.append(record | {"seconds": time.process_time() - began})
-        weights.append(weight)
-        if checkpoint is not None and task.rank_and_world[0] == 0:
-            state = {"records": records, "weights": weights, "buffer": buffer}
-            with atomic(checkpoint) as temporary:
-                torch.save(state | {"optimizer": None if adapter is None else adapter.optimizer.state_dict()}, temporary)
-        if on_step is not None:
-            on_step(step + 1, now.loss)
-        if should_stop is not None and should_stop():
-            break
-    return Run(records, weights)
+    try:
+        for step in range(len(run.records), steps):
+            q = task.frequencies if batch_size is None else task.sample(batch_size, step)
+            now = ahead if ahead is not None and batch_size is None else evaluate(weight, q)
+            rate, buffer = math.nan, run.buffer
+            if adapter is not None:
+                weight = adapter.step(now.gradient)
+            else:
+                assert not callable(update)
+                buffer = momentum * buffer + now.gradient
+                along = direction(task, update, buffer, q, weight, **options) - weight_decay * weight
+                rate = line_search(task, weight, along, q) if rates is None else rates[step]
+                weight = weight + rate * along
+            ahead = evaluate(weight, task.frequencies) if with_loss else None
+            record = _record(task, step, rate, now, q) | capacity_of(recovered(task, weight), task.frequencies)
+            if ahead is not None:
+                record["loss"] = ahead.loss
+            # Only a whole step changes the progress, so that it can be kept whenever the run is interrupted.
+            records = [*run.records, record | {"seconds": time.process_time() - began}]
+            run = Progress(records, [*run.weights, weight], buffer, *(adapter.state() if adapter is not None else ()))
+            if keeper is not None:
+                keeper.save(run)
+            if on_step is not None:
+                on_step(step + 1, now.loss)
+            if should_stop is not None and _any_process(task, should_stop()):
+                break
+    finally:
+        if keeper is not None:
+            keeper.save(run, now=True)
+    return Run(run.records[:steps], run.weights[:steps])
+
+
+def _any_process(task: Task, stop: bool) -> bool:
+    """Whether one process wants to stop: all have to, or the others would wait for it."""
+    votes = torch.tensor([int(stop)], device=task.frequencies.device)
+    task.total(votes)
+    return bool(votes)
+
+
+def _check_same_rates(run: Progress, rates: list[float] | None) -> None:
+    """Refuses a checkpoint whose steps were taken at other rates."""
+    before = [record["learning_rate"] for record in run.records]
+    if rates is not None and any(was != now for was, now in zip(before, rates, strict=False) if not math.isnan(was)):
+        raise ValueError(
+            f"`checkpoint` of `memory.simulate` must hold this run or not exist; its rates are {before}, now {rates}."
+        )
 
 
 def _record(task: Task, step: int, rate: float, now: Estimate, q: Tensor) -> dict[str, Any]:
@@ -227,6 +258,7 @@ def _record(task: Task, step: int, rate: float, now: Estimate, q: Tensor) -> dic
         "polar_error": now.polar_error,
         "sigma_ratio": now.sigma_ratio,
         "exact_rows": now.exact_rows,
+        "exact_columns": now.exact_columns,
     }
 
 
@@ -249,6 +281,16 @@ class _Adapter:
         self.optimizer.step()
         return self.weight.detach().double().clone()
 
+    def state(self) -> tuple[Float[Tensor, "d d"], dict[str, Any]]:
+        """Copies of the parameter and of the optimizer's state."""
+        return self.weight.detach().clone(), copy.deepcopy(self.optimizer.state_dict())
+
+    def restore(self, run: Progress) -> None:
+        """Continues from what `state` gave."""
+        if run.parameter is not None and run.optimizer is not None:
+            self.weight.copy_(run.parameter)
+            self.optimizer.load_state_dict(run.optimizer)
+
 
 def _load(checkpoint: Path, device: torch.device) -> dict[str, Any] | None:
     """What a checkpoint holds; a damaged one is set aside with a warning."""
@@ -263,6 +305,9 @@ def _load(checkpoint: Path, device: torch.device) -> dict[str, Any] | None:
 
 def check_run(steps: int, batch_size: int | None, momentum: float | int = 0.0, weight_decay: float | int = 0.0) -> None:
     """Refuses settings out of range."""
+    check_integer("memory.simulate", "steps", steps)
+    if batch_size is not None:
+        check_integer("memory.simulate", "batch_size", batch_size)
     if steps < 1:
         raise ValueError(f"`steps` of `memory.simulate` must be >= 1; got {steps}.")
     if batch_size is not None and batch_size < 1:

@@ -1,5 +1,6 @@
 """The loss, its gradient and its Hessian's product with a matrix, exactly: closed form at W = 0, fused passes elsewhere."""
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -7,8 +8,9 @@ import torch.distributed as dist
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from specgrad.memory.checks import Array
 from specgrad.memory.softmax import Softmax, softmax_averages
-from specgrad.memory.task import CHUNK, Array, Task
+from specgrad.memory.task import CHUNK, Task
 
 # Queries of one pass: their accumulators stay small, and processes that split the items exchange few messages.
 _QUERIES = 4096
@@ -72,7 +74,7 @@ def gradient_and_loss(
             if "_start" not in task.__dict__:
                 task.__dict__["_start"] = _at_zero(task, q)
             start = task.__dict__["_start"].clone()
-        return start, float(q.sum() * torch.tensor(task.num_items).double().log())
+        return start, float(q.sum()) * math.log(task.num_outputs)
     sums = torch.zeros(task.dim + 1, task.dim, dtype=torch.float64, device=q.device)
     for queries, averages, mine in _passes(task, w, None, q):
         if mine is None:
@@ -164,7 +166,7 @@ def moments(task: Task) -> tuple[Float[Tensor, " d"], Float[Tensor, "d d"]]:
             sums[:-1] += wide.T @ wide
             sums[-1] += wide.sum(0)
         task.total(sums)
-        sums /= task.num_items
+        sums /= task.num_outputs
         mean = sums[-1]
         task.__dict__["_moments"] = (mean, sums[:-1] - torch.outer(mean, mean))
     kept: tuple[Tensor, Tensor] = task.__dict__["_moments"]
@@ -180,7 +182,7 @@ def mean_unembedding(task: Task) -> Float[Tensor, " d"]:
         for _, u in task.half("unembeddings"):
             total += u.sum(0, dtype=torch.float64)
         task.total(total)
-        task.__dict__["_mean"] = total / task.num_items
+        task.__dict__["_mean"] = total / task.num_outputs
     kept: Tensor = task.__dict__["_mean"]
     return kept
 

@@ -6,9 +6,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from specgrad.memory.checks import Array
 from specgrad.memory.gradient import checked_frequencies, uncentred_gradient
 from specgrad.memory.scoring import recovered
-from specgrad.memory.task import Array, Task
+from specgrad.memory.task import Task
 
 
 def capacity(task: Task, weight: Array, shares: Sequence[float | int] = (0.9,)) -> dict[str, float | int]:

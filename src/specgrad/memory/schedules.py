@@ -1,7 +1,7 @@
 """Learning rates: fixed lists, the theory's orders, and the greedy line search that needs no knob."""
 
-from collections.abc import Sequence
-from typing import Literal, get_args
+from collections.abc import Iterable, Sequence
+from typing import Literal, cast, get_args
 
 import torch
 from jaxtyping import Float
@@ -57,7 +57,8 @@ def fixed_rates(
                 raise ValueError("`lr`='theory' of `memory.simulate` needs `alpha` of the task; got None.")
             return theory.gd_schedule(task.dim, task.alpha, steps)
         return [theory.learning_rate("newton" if update == "newton" else "muon", task.dim)] * steps
-    rates = [float(schedule)] * steps if isinstance(schedule, int | float) else [float(rate) for rate in schedule]
+    several = isinstance(schedule, Iterable) and getattr(schedule, "ndim", 1) == 1
+    rates = [float(rate) for rate in cast(Sequence[float], schedule)] if several else [float(cast(float, schedule))] * steps
     if len(rates) < steps:
         raise ValueError(f"`lr` of `memory.simulate` must have a rate for each of {steps} steps; got {len(rates)}.")
     if not all(0 < rate < float("inf") for rate in rates):

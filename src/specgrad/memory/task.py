@@ -1,6 +1,6 @@
-"""What is learned: N facts ``i -> i`` with power-law frequencies, stored in one d x d matrix."""
+"""What is learned: N facts ``i -> i`` with power-law frequencies, stored in one d x d matrix; facts may share answers."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -11,10 +11,10 @@ import torch.distributed as dist
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from specgrad.memory.checks import Array, as_tensor, check_integer, checked_counts, free_bytes
 from specgrad.memory.embeddings import ROWS_PER_STREAM, Kind, gaussian_rows, power_law_scale
 
 Storage = Literal["memory", "stream"]
-Array = Tensor | np.ndarray
 
 # Rows that are worked on together: a few tens of MB of work space at dim 256.
 CHUNK = 8192
@@ -24,7 +24,7 @@ _WORK_CHUNKS = 12
 
 
 class Rows(NamedTuple):
-    """A chunk of items: number of the first, their rows of U and V."""
+    """A chunk of items: number of the first, their rows of U (those of their answers) and V."""
 
     start: int
     unembeddings: Float[Tensor, "rows d"]
@@ -37,6 +37,10 @@ class Task:
 
     A weight W gives input i the logits ``gamma_ij = u_j^T W v_i``; the loss is
     ``L(W) = sum_i p_i (logsumexp_j gamma_ij - gamma_ii)``. By default ``u_i, v_i ~ N(0, I/d)`` and ``p_i ~ i^-alpha``.
+
+    Real facts share answers: with ``answers`` a_i there are M outputs ``u_1 .. u_M``, the logits of input i are
+    ``gamma_ij = u_j^T W v_i`` for j up to M, and ``gamma_ii`` stands for ``gamma_{i a_i}`` everywhere: item i is recovered
+    if its answer beats every *other output*; items with the same answer do not compete. The theory is for distinct answers.
 
     Attributes:
         num_items: number N of facts, at least 2.
@@ -51,6 +55,9 @@ class Task:
             process then calls the same functions and gets the same results.
         dtype: float32 or float64 of embeddings and logits; gradients are summed in float64 in either case.
         device: device of the embeddings.
+        given: the arrays that `from_arrays` and `from_counts` pass on.
+        answers: number of the output that answers each item, shape (N,); None is the item's own number. The unembeddings
+            of shared answers, M rows, are held whole by every process.
 
     Example:
         >>> task = Task(num_items=1000, dim=32, alpha=1.5, seed=0)
@@ -72,8 +79,11 @@ class Task:
     dtype: torch.dtype = torch.float64
     device: torch.device | str = "cpu"
     given: tuple[Tensor | None, Tensor | None, Tensor | None] = field(default=(None, None, None), repr=False)
+    answers: Int[Tensor, " N"] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        for name in ("num_items", "dim", "seed"):
+            check_integer("memory.Task", name, getattr(self, name))
         if self.num_items < 2:
             raise ValueError(f"`num_items` of `memory.Task` must be >= 2; got {self.num_items}.")
         if self.dim < 1:
@@ -95,10 +105,12 @@ class Task:
             raise ValueError(
                 "`split` of `memory.Task` needs an initialised torch.distributed; call init_process_group first."
             )
-        if self.num_items < self.rank_and_world[1]:
+        if self.answers is not None:
+            self._check_answers()
+        if min(self.num_items, self.num_outputs) < self.rank_and_world[1]:
             raise ValueError(
-                f"`num_items` of a split `memory.Task` must be at least the number of processes, {self.rank_and_world[1]}; "
-                f"got {self.num_items}."
+                f"`num_items` of a split `memory.Task`, and its outputs, must be at least the number of processes, "
+                f"{self.rank_and_world[1]}; got {self.num_items} and {self.num_outputs}."
             )
         if self.given[0] is None:
             self._check_memory()
@@ -110,6 +122,7 @@ class Task:
         embeddings: Array,
         frequencies: Array,
         *,
+        answers: Array | Sequence[int] | None = None,
         alpha: float | int | None = None,
         seed: int = 0,
         split: bool = False,
@@ -117,9 +130,11 @@ class Task:
         """A task from arrays U, V of shape (N, d) and frequencies p of shape (N,), which are divided by their sum.
 
         Args:
-            unembeddings: rows u_i, float32 or float64.
+            unembeddings: rows u_i, float32 or float64; shape (M, d) with ``answers``. Arrays are not copied: do not change
+                them afterwards.
             embeddings: rows v_i, of the same dtype.
             frequencies: nonnegative numbers, not all zero.
+            answers: for each item the row of ``unembeddings`` that answers it, shape (N,); None if row i answers item i.
             alpha: exponent that theory and defaults of regularisation should use, if there is one.
             seed: seed of batches.
             split: as of the class; each process passes the full arrays and keeps its rows.
@@ -127,12 +142,13 @@ class Task:
         Raises:
             ValueError: if shapes do not fit, or an array holds NaN, infinities or negative frequencies.
         """
-        u, v = (torch.as_tensor(array) for array in (unembeddings, embeddings))
+        u, v = (as_tensor(array) for array in (unembeddings, embeddings))
         for name, array in (("unembeddings", u), ("embeddings", v)):
-            if array.ndim != 2 or array.shape != u.shape:
+            if array.ndim != 2 or array.shape[1:] != u.shape[1:] or (answers is None and len(array) != len(u)):
+                wanted = "(N, d), the same for both" if answers is None else "(M, d) and (N, d), of the same d"
                 raise ValueError(
-                    f"`{name}` of `memory.Task.from_arrays` must have shape (N, d), the same for both; got "
-                    f"{tuple(u.shape)} and {tuple(v.shape)}."
+                    f"`{name}` of `memory.Task.from_arrays` must have shape {wanted}; got {tuple(u.shape)} and "
+                    f"{tuple(v.shape)}."
                 )
             if array.dtype not in (torch.float32, torch.float64) or array.dtype != u.dtype:
                 raise ValueError(
@@ -141,13 +157,15 @@ class Task:
                 )
             if not array.isfinite().all():
                 raise ValueError(f"`{name}` of `memory.Task.from_arrays` must be finite; got NaN or infinite entries.")
-        p = _checked_counts("from_arrays", "frequencies", frequencies)
-        if len(p) != len(u):
+        p = checked_counts("from_arrays", "frequencies", frequencies)
+        if len(p) != len(v):
             raise ValueError(
-                f"`frequencies` of `memory.Task.from_arrays` must have shape ({len(u)},); got {tuple(p.shape)}."
+                f"`frequencies` of `memory.Task.from_arrays` must have shape ({len(v)},); got {tuple(p.shape)}."
             )
+        given = (u, v.to(u.device), p.to(u.device))
+        outputs = None if answers is None else as_tensor(answers).to(u.device)
         return cls(
-            len(u), u.shape[1], alpha, seed, split=split, dtype=u.dtype, device=u.device, given=(u, v, p.to(u.device))
+            len(v), u.shape[1], alpha, seed, split=split, dtype=u.dtype, device=u.device, given=given, answers=outputs
         )
 
     @classmethod
@@ -157,6 +175,7 @@ class Task:
         dim: int,
         seed: int = 0,
         *,
+        answers: Array | Sequence[Hashable] | None = None,
         alpha: float | int | None = None,
         kappa_u: float | int = 0.0,
         kappa_v: float | int = 0.0,
@@ -169,10 +188,12 @@ class Task:
         """A task with measured frequencies and Gaussian embeddings; items are put in order of decreasing count.
 
         Args:
-            counts: how often each fact was seen, for example those of `specgrad.data.word_counts` or
-                `specgrad.data.cities`. Every item has an answer of its own here, also where real facts share them.
+            counts: how often each fact was seen, for example word counts of `specgrad.data.word_counts` or the counts of
+                `specgrad.data.cities`.
             dim: dimension of the embeddings.
             seed: seed of embeddings and batches.
+            answers: the answer of each fact, names or numbers, in the order of ``counts``, for example the objects of
+                `specgrad.data.cities`; equal ones are one output. None if every fact has its own.
             alpha: exponent of a fit to the counts, for theory and defaults of regularisation.
             kappa_u: see the class, as for the rest.
             kappa_v: see the class.
@@ -183,17 +204,42 @@ class Task:
             device: see the class.
 
         Raises:
-            ValueError: if a count is negative or not finite, or there are fewer than two.
+            ValueError: if a count is negative or not finite, there are fewer than two counts or fewer than two different
+                answers, or not one answer for each count.
 
         Example:
             >>> Task.from_counts(np.array([1, 3, 1]), dim=4).frequencies.tolist()
             [0.6, 0.2, 0.2]
+            >>> Task.from_counts([1, 4, 3], dim=4, answers=["Chile", "Peru", "Chile"]).answers.tolist()
+            [0, 1, 1]
         """
-        p = _checked_counts("from_counts", "counts", counts).sort(descending=True, stable=True).values
+        p, order = checked_counts("from_counts", "counts", counts).to(device).sort(descending=True, stable=True)
+        outputs = None
+        if answers is not None:
+            names = answers.tolist() if isinstance(answers, Tensor | np.ndarray) else list(answers)
+            if len(names) != len(p):
+                raise ValueError(
+                    f"`answers` of `memory.Task.from_counts` must be one for each of {len(p)} counts; got {len(names)}."
+                )
+            ranked = [names[i] for i in order.tolist()]
+            # Outputs are numbered by their most frequent item.
+            number = {name: k for k, name in enumerate(dict.fromkeys(ranked))}
+            outputs = torch.tensor([number[name] for name in ranked], device=device)
         return cls(
-            len(p), dim, alpha, seed, kappa_u, kappa_v, unit_norm, storage, split, dtype, device,
-            given=(None, None, p.to(device)),
-        )  # fmt: skip
+            len(p),
+            dim,
+            alpha,
+            seed,
+            kappa_u,
+            kappa_v,
+            unit_norm,
+            storage,
+            split,
+            dtype,
+            device,
+            (None, None, p),
+            outputs,
+        )
 
     @cached_property
     def frequencies(self) -> Float[Tensor, " N"]:
@@ -205,14 +251,26 @@ class Task:
         return torch.from_numpy(weights / weights.sum()).to(self.device)
 
     @cached_property
-    def unembeddings(self) -> Float[Tensor, "rows d"]:
-        """Rows u_i of this process (all of them unless split)."""
-        return self._whole("unembeddings", self.given[0])
+    def unembeddings(self) -> Float[Tensor, "outputs d"]:
+        """Rows u_j of this process (all of them unless split, or if answers are shared)."""
+        whole = range(self.num_outputs) if self.answers is not None else self.rows
+        return self._whole("unembeddings", self.given[0], whole)
 
     @cached_property
     def embeddings(self) -> Float[Tensor, "rows d"]:
         """Rows v_i of this process (all of them unless split)."""
-        return self._whole("embeddings", self.given[1])
+        return self._whole("embeddings", self.given[1], self.rows)
+
+    @cached_property
+    def num_outputs(self) -> int:
+        """Number M of outputs that compete: N unless answers are shared."""
+        if self.answers is None:
+            return self.num_items
+        return len(self.given[0]) if self.given[0] is not None else int(self.answers.max()) + 1
+
+    def outputs_of(self, items: Int[Tensor, " k"]) -> Int[Tensor, " k"]:
+        """Numbers of the outputs that answer items."""
+        return items if self.answers is None else self.answers[items]
 
     def sample(self, batch_size: int, step: int = 0) -> Float[Tensor, " N"]:
         """Frequencies of a minibatch, ``Multinomial(B, p) / B``, drawn with replacement and afresh for each step.
@@ -220,6 +278,7 @@ class Task:
         Raises:
             ValueError: if ``batch_size`` is below 1.
         """
+        check_integer("memory.Task.sample", "batch_size", batch_size)
         if batch_size < 1:
             raise ValueError(f"`batch_size` of `memory.Task.sample` must be >= 1; got {batch_size}.")
         counts = np.random.default_rng([self.seed, 2, step]).multinomial(batch_size, self.frequencies.cpu().numpy())
@@ -232,21 +291,33 @@ class Task:
 
     def rows_of(self, rank: int) -> range:
         """Items of a process: consecutive, as equal as can be."""
-        world = self.rank_and_world[1]
-        return range(self.num_items * rank // world, self.num_items * (rank + 1) // world)
+        return _share(self.num_items, rank, self.rank_and_world[1])
 
     @property
     def rows(self) -> range:
         """Items of this process."""
         return self.rows_of(self.rank_and_world[0])
 
+    @property
+    def outputs(self) -> range:
+        """Outputs of this process; its items unless answers are shared."""
+        return _share(self.num_outputs, *self.rank_and_world)
+
     def chunks(self, size: int = CHUNK) -> Iterator[Rows]:
         """This process's items, at most ``size`` at a time."""
+        if self.answers is not None:
+            for start, v in self.half("embeddings", size):
+                yield Rows(start, self.unembeddings[self.answers[start : start + len(v)]], v)
+            return
         for (start, u), (_, v) in zip(self.half("unembeddings", size), self.half("embeddings", size), strict=True):
             yield Rows(start, u, v)
 
     def half(self, kind: Kind, size: int = CHUNK) -> Iterator[tuple[int, Float[Tensor, "rows d"]]]:
-        """Rows of U or V alone, as pairs of the first row's number and the rows."""
+        """This process's rows of U (its outputs) or V (its items) alone, as pairs of the first one's number and the rows."""
+        if kind == "unembeddings" and self.answers is not None:
+            for start in range(self.outputs.start, self.outputs.stop, size):
+                yield start, self.unembeddings[start : min(start + size, self.outputs.stop)]
+            return
         if self.storage == "stream":
             yield from self._drawn(kind, self.rows, size)
             return
@@ -255,7 +326,9 @@ class Task:
             yield self.rows.start + start, matrix[start : start + size]
 
     def pick(self, kind: Kind, items: Int[Tensor, " k"]) -> Float[Tensor, "k d"]:
-        """Rows of the given items, increasing, all of which must be this process's."""
+        """Rows of V, or of the answers in U, for the given items, all of which must be this process's."""
+        if kind == "unembeddings" and self.answers is not None:
+            return self.unembeddings[self.answers[items]]
         if self.storage == "memory":
             matrix = self.unembeddings if kind == "unembeddings" else self.embeddings
             return matrix[items - self.rows.start]
@@ -278,18 +351,35 @@ class Task:
         for start, drawn in gaussian_rows(kind, self.seed, rows.start, rows.stop, scale, self.unit_norm, size):
             yield start, drawn.to(self.device, self.dtype)
 
-    def _whole(self, kind: Kind, given: Tensor | None) -> Float[Tensor, "rows d"]:
+    def _whole(self, kind: Kind, given: Tensor | None, rows: range) -> Float[Tensor, "rows d"]:
         if given is not None:
-            return given[self.rows.start : self.rows.stop]
-        matrix = torch.empty(len(self.rows), self.dim, dtype=self.dtype, device=self.device)
-        for start, rows in self._drawn(kind, self.rows, CHUNK):
-            matrix[start - self.rows.start : start - self.rows.start + len(rows)] = rows
+            return given[rows.start : rows.stop]
+        matrix = torch.empty(len(rows), self.dim, dtype=self.dtype, device=self.device)
+        for start, drawn in self._drawn(kind, rows, CHUNK):
+            matrix[start - rows.start : start - rows.start + len(drawn)] = drawn
         return matrix
+
+    def _check_answers(self) -> None:
+        answers = self.answers
+        assert answers is not None
+        if answers.shape != (self.num_items,) or answers.dtype != torch.int64:
+            raise ValueError(
+                f"`answers` of `memory.Task` must be int64 of shape ({self.num_items},); got {answers.dtype} of shape "
+                f"{tuple(answers.shape)}."
+            )
+        low, high = int(answers.min()), int(answers.max())
+        if low < 0 or high >= self.num_outputs:
+            raise ValueError(
+                f"`answers` of `memory.Task` must be numbers of outputs, 0 to {self.num_outputs - 1}; got {low} to {high}."
+            )
+        if self.num_outputs < 2:
+            raise ValueError("`answers` of `memory.Task` must hold at least two different answers; got one.")
 
     def _check_memory(self) -> None:
         """Refuses what cannot fit before anything is drawn."""
-        free = _free_bytes(torch.device(self.device))
-        held = 2 * len(self.rows) * self.dim if self.storage == "memory" else 0
+        free = free_bytes(torch.device(self.device))
+        rows = len(self.rows) if self.storage == "memory" else 0
+        held = (rows + (rows if self.answers is None else self.num_outputs)) * self.dim
         needed = (held + _WORK_CHUNKS * CHUNK * self.dim) * torch.finfo(self.dtype).bits // 8 + 32 * self.num_items
         if free is not None and needed > free:
             raise MemoryError(
@@ -298,26 +388,5 @@ class Task:
             )
 
 
-def _checked_counts(function: str, name: str, values: Array | Sequence[float | int]) -> Float[Tensor, " N"]:
-    """Numbers divided by their sum, float64."""
-    counts = torch.as_tensor(values).to(torch.float64)
-    if counts.ndim != 1 or len(counts) < 2:
-        raise ValueError(
-            f"`{name}` of `memory.Task.{function}` must be at least two numbers; got shape {tuple(counts.shape)}."
-        )
-    if not (counts.isfinite().all() and (counts >= 0).all() and counts.sum() > 0):
-        raise ValueError(f"`{name}` of `memory.Task.{function}` must be finite, >= 0 and not all 0; got others.")
-    total = counts.sum()
-    # Frequencies that sum to 1 up to rounding are kept bit for bit.
-    return counts if abs(total.item() - 1) < 1e-12 * len(counts) else counts / total
-
-
-def _free_bytes(device: torch.device) -> int | None:
-    """Memory that can be taken, None where the system does not tell."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:  # noqa: PTH123 - no file of the user's
-            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return None
+def _share(number: int, rank: int, world: int) -> range:
+    return range(number * rank // world, number * (rank + 1) // world)

@@ -14,7 +14,7 @@ from specgrad.memory.observables import capacity_of, distinct
 from specgrad.memory.schedules import Schedule, fixed_rates, line_search
 from specgrad.memory.scoring import margins, recovered
 from specgrad.memory.task import Task
-from specgrad.memory.updates import direction
+from specgrad.memory.updates import check_options, direction
 
 Drop = Literal["schedule", "prefix", "top90", "recovered"]
 
@@ -62,12 +62,17 @@ def simulate_thresholded(
     Source: Kim, Nichani, Wu, Bietti and Lee (arXiv 2603.26554), equation 10 and Theorem 5.4.
     """
     check_run(steps, batch_size)
+    if update not in ("gd", "muon", "h_lambda"):
+        raise ValueError(f"`update` of `memory.simulate_thresholded` must be gd, muon or h_lambda; got {update!r}.")
+    check_options(update, options)
+    if not 0 <= margin < float("inf"):
+        raise ValueError(f"`margin` of `memory.simulate_thresholded` must be finite and >= 0; got {margin}.")
     if drop not in ("schedule", "prefix", "top90", "recovered"):
         raise ValueError(
             f"`drop` of `memory.simulate_thresholded` must be schedule, prefix, top90 or recovered; got {drop!r}."
         )
-    if constant <= 0:
-        raise ValueError(f"`constant` of `memory.simulate_thresholded` must be > 0; got {constant}.")
+    if not 0 < constant < float("inf"):
+        raise ValueError(f"`constant` of `memory.simulate_thresholded` must be finite and > 0; got {constant}.")
     if drop == "schedule" and task.alpha is None:
         raise ValueError("`drop`='schedule' of `memory.simulate_thresholded` needs `alpha` of the task; got None.")
     rates = fixed_rates(task, update, lr, steps)

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from collections.abc import Mapping
 from typing import Literal, cast, get_args
 
 import torch
@@ -13,6 +14,7 @@ from specgrad.linalg.newton_schulz import polar_newton_schulz
 from specgrad.linalg.polar import Method, Mode
 from specgrad.linalg.remez import OddPolynomial
 from specgrad.memory import theory
+from specgrad.memory.checks import check_integer
 from specgrad.memory.gradient import hessian_product, moments, start_hessian
 from specgrad.memory.task import Task
 
@@ -22,8 +24,31 @@ NewtonMode = Literal["auto", "solve", "pinv", "damped"]
 # The step of Muon in common use, applied five times; it does not converge to 1.
 QUINTIC = OddPolynomial((3.4445, -4.7750, 2.0315))
 
-# Relative cut below which eigenvalues of M_v count as zero: float64 rounding of a sum over a batch is 1e-15.
+# Relative cut below which eigenvalues of M_v and Sigma_u count as zero: float64 rounding of a sum over a batch is 1e-15.
 _CUT = 1e-12
+
+_OPTIONS: dict[str, tuple[str, ...]] = {
+    "gd": (),
+    "muon": ("method", "mode", "quintic_steps"),
+    "h_lambda": ("lam",),
+    "newton": ("mode", "damping", "cg_steps", "cg_tolerance"),
+    "whitened_muon": (),
+}
+
+
+def check_options(update: object, options: Mapping[str, object]) -> None:
+    """Refuses settings that an update would ignore.
+
+    Raises:
+        ValueError: for a setting that belongs to another update.
+    """
+    if isinstance(update, str) and update not in _OPTIONS:
+        raise ValueError(f"`update` must be one of {', '.join(_OPTIONS)}, or build an optimizer; got {update!r}.")
+    known = _OPTIONS[update] if isinstance(update, str) else ()
+    for name, value in options.items():
+        if name not in known:
+            whose = f"update {update!r}" if isinstance(update, str) else "a built optimizer"
+            raise ValueError(f"`{name}` is no setting of {whose} (it has: {', '.join(known) or 'none'}); got {value!r}.")
 
 
 def quintic_polar(matrix: Float[Tensor, "d d"], steps: int = 5) -> Float[Tensor, "d d"]:
@@ -70,12 +95,13 @@ def direction(
             W the Hessian is inverted by conjugate gradients, which need no such choice.
         quintic_steps: steps of ``quintic``.
         lam: resolution of ``h_lambda``; None takes `specgrad.memory.theory.resolution` of the task.
-        damping: added to ``M_v`` by ``damped``; None is 0.1 of the theory's resolution.
+        damping: added to ``M_v`` by ``damped``, > 0; None is 0.1 of the theory's resolution.
         cg_steps: most products with the Hessian that Newton takes at W != 0.
         cg_tolerance: relative residual at which conjugate gradients stop.
 
     Raises:
-        ValueError: for an unknown update or setting, or ``solve`` where ``M_v`` is singular.
+        ValueError: for an unknown update or setting, or ``solve`` where ``M_v`` is singular. A singular ``Sigma_u``, which
+            fewer than d + 1 outputs have, is inverted on its range.
 
     Cost: one decomposition of a d x d matrix; Newton ``4 N d^2`` at W = 0 and ``8 N^2 d`` per product elsewhere.
 
@@ -96,6 +122,11 @@ def direction(
     mode = "auto" if mode is None else mode
     if mode not in get_args(NewtonMode):
         raise ValueError(f"`mode` of Newton must be one of {', '.join(get_args(NewtonMode))}; got {mode!r}.")
+    if damping is not None and not (mode == "damped" and 0 < damping < math.inf):
+        raise ValueError(f"`damping` of Newton must be finite and > 0, with `mode`='damped'; got {damping} and {mode!r}.")
+    check_integer("memory.direction", "cg_steps", cg_steps)
+    if cg_steps < 1:
+        raise ValueError(f"`cg_steps` of Newton must be >= 1; got {cg_steps}.")
     if weight is not None and weight.any():
         return _newton_cg(task, gradient, weight, frequencies, cg_steps, cg_tolerance)
     if mode == "damped" and damping is None:
@@ -107,8 +138,8 @@ def _resolution(task: Task, frequencies: Float[Tensor, " N"]) -> float:
     if task.alpha is None:
         raise ValueError("`lam` (or `damping`) has no default for measured frequencies; pass it, or `alpha` to the task.")
     # The smallest frequency in a batch is one over its size; in the population it is far below d^-alpha.
-    smallest = float(frequencies[frequencies > 0].min())
-    batch = 1 / smallest if frequencies is not task.frequencies else None
+    seen = frequencies[frequencies > 0]
+    batch = 1 / float(seen.min()) if frequencies is not task.frequencies and len(seen) else None
     return theory.resolution(task.dim, task.alpha, batch)
 
 
@@ -134,8 +165,19 @@ def _newton_at_start(
         else:
             inverse = torch.where(values > _CUT * values[-1], 1 / values, 0)
         right = ((gradient @ vectors) * inverse) @ vectors.T
-    solved: Tensor = torch.linalg.solve(sigma_u, right)
-    return solved
+    return _solved(sigma_u, right)
+
+
+def _solved(matrix: Float[Tensor, "d d"], right: Float[Tensor, "d d"]) -> Float[Tensor, "d d"]:
+    """``matrix^-1 right`` for a covariance; on its range where it is singular."""
+    values, vectors = torch.linalg.eigh(matrix)
+    kept = values > _CUT * values[-1]
+    solution: Tensor = (
+        torch.linalg.solve(matrix, right)
+        if kept.all()
+        else vectors[:, kept] @ ((vectors[:, kept].T @ right) / values[kept, None])
+    )
+    return solution
 
 
 def _newton_cg(
@@ -155,8 +197,7 @@ def _newton_cg(
     m_v = m_v + 1e-6 * m_v.diagonal().mean() * torch.eye(task.dim).to(m_v)
 
     def precondition(residual: Tensor) -> Tensor:
-        scaled: Tensor = torch.linalg.solve(sigma_u, torch.linalg.solve(m_v, residual.T).T)
-        return scaled
+        return _solved(sigma_u, torch.linalg.solve(m_v, residual.T).T)
 
     solution = torch.zeros_like(gradient)
     residual = gradient.clone()
@@ -196,6 +237,7 @@ def _whitened_muon(task: Task, gradient: Float[Tensor, "d d"]) -> Float[Tensor, 
 
 
 def _inverse_root(matrix: Float[Tensor, "d d"]) -> Float[Tensor, "d d"]:
+    """Inverse square root of a covariance, on its range."""
     values, vectors = torch.linalg.eigh(matrix)
-    root: Tensor = (vectors * values.clamp(min=_CUT * float(values[-1])).rsqrt()) @ vectors.T
+    root: Tensor = (vectors * torch.where(values > _CUT * values[-1], values.rsqrt(), 0)) @ vectors.T
     return root
