@@ -2,7 +2,6 @@
 
 import copy
 import math
-import pickle
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -187,7 +186,12 @@ def simulate(
 
     keeper = None
     if checkpoint is not None:
-        settings = {"update": name, "line search": rates is None, "gradient": gradient, "batch_size": batch_size}
+        settings: dict[str, Any] = {
+            "update": name,
+            "line search": rates is None,
+            "gradient": gradient,
+            "batch_size": batch_size,
+        }
         settings |= {"momentum": float(momentum), "weight_decay": float(weight_decay), "rows": rows, "columns": columns}
         settings |= {"tolerance": tolerance, "with_loss": with_loss, "options": sorted(options.items())}
         keeper = Checkpoint(task, Path(checkpoint), settings)
@@ -270,11 +274,6 @@ class _Adapter:
         self.weight = nn.Parameter(zeros)
         self.optimizer = build([self.weight])
 
-    def load(self, state: dict[str, Any], weight: Float[Tensor, "d d"]) -> None:
-        """Goes on from a checkpoint."""
-        self.weight.copy_(weight)
-        self.optimizer.load_state_dict(state)
-
     def step(self, gradient: Float[Tensor, "d d"]) -> Float[Tensor, "d d"]:
         """Hands over minus G as the gradient, steps, and returns a copy of W."""
         self.weight.grad = (-gradient).to(self.weight)
@@ -290,17 +289,6 @@ class _Adapter:
         if run.parameter is not None and run.optimizer is not None:
             self.weight.copy_(run.parameter)
             self.optimizer.load_state_dict(run.optimizer)
-
-
-def _load(checkpoint: Path, device: torch.device) -> dict[str, Any] | None:
-    """What a checkpoint holds; a damaged one is set aside with a warning."""
-    try:
-        kept: dict[str, Any] = torch.load(checkpoint, map_location=device, weights_only=True)
-        assert len(kept["records"]) == len(kept["weights"]) > 0
-        return kept
-    except (OSError, RuntimeError, KeyError, TypeError, EOFError, AssertionError, pickle.UnpicklingError) as error:
-        set_aside(checkpoint, ValueError(str(error).splitlines()[0] if str(error) else type(error).__name__))
-        return None
 
 
 def check_run(steps: int, batch_size: int | None, momentum: float | int = 0.0, weight_decay: float | int = 0.0) -> None:
