@@ -1,6 +1,5 @@
 import warnings
 
-import numpy as np
 import pytest
 import torch
 
@@ -143,37 +142,3 @@ def test_line_searched_steps_store_as_much_as_known_and_never_forget():
     assert run.column("count")[-1] >= 270
     assert run.column("prefix") == sorted(run.column("prefix"))
     assert run.column("relative_rate") == pytest.approx([2.4, 1.2, 0.7, 0.5], rel=0.2)
-
-
-@pytest.mark.parametrize(
-    ("update", "settings"),
-    [
-        ("muon", {"momentum": 0.9, "batch_size": 300, "lr": "sqrt-dim", "with_loss": True}),
-        (lambda w: torch.optim.Adam(w, lr=0.3), {}),
-    ],
-)
-def test_a_run_goes_on_from_its_checkpoint_to_the_same_bits(update, settings, tmp_path):
-    task, file = memory.Task(num_items=500, dim=16, alpha=1.5), tmp_path / "run.checkpoint"
-
-    def without_time(run):
-        return [{k: v for k, v in record.items() if k != "seconds"} for record in run.records]
-
-    whole = memory.simulate(task, update, 4, **settings)
-    first = memory.simulate(task, update, 4, checkpoint=file, should_stop=lambda: True, **settings)
-    assert len(first.records) == 1
-    seen = []
-    second = memory.simulate(task, update, 4, checkpoint=file, on_step=lambda done, loss: seen.append(done), **settings)
-    assert seen == [2, 3, 4]
-    assert str(without_time(second)) == str(without_time(whole))
-    assert all(a.equal(b) for a, b in zip(second.weights, whole.weights, strict=True))
-    assert np.diff(second.column("seconds")).min() >= 0
-    assert len(memory.simulate(task, update, 2, checkpoint=file, **settings).weights) == 2
-
-
-def test_a_damaged_checkpoint_is_set_aside_and_the_run_begins_anew(tmp_path):
-    task, file = memory.Task(num_items=500, dim=16, alpha=1.5), tmp_path / "run.checkpoint"
-    file.write_bytes(b"half a file")
-    with pytest.warns(UserWarning, match="cannot be read"):
-        run = memory.simulate(task, "muon", 2, checkpoint=file)
-    assert run.column("count") == memory.simulate(task, "muon", 2).column("count")
-    assert (tmp_path / "run.checkpoint.damaged").exists()
