@@ -18,6 +18,14 @@ def test_the_line_search_finds_the_best_rate_of_a_fine_grid():
     assert min(losses) == losses[2]
 
 
+def test_newton_takes_the_best_rate_also_where_the_loss_is_flat():
+    task = memory.Task(2000, 32, 1.5, seed=1)
+    run = memory.simulate(task, "newton", 4, with_loss=True, cg_steps=30, cg_tolerance=0.3)
+    before, after = run.weights[2], run.weights[3]
+    losses = [memory.loss(task, before + factor * (after - before)) for factor in (0.8, 1.0, 1.25)]
+    assert min(losses) == losses[1]
+
+
 def test_every_line_searched_step_lowers_the_loss_and_stores_more():
     for update in ("muon", "newton", "gd", "whitened_muon"):
         with warnings.catch_warnings():

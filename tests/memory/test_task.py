@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from specgrad.data import shakespeare, word_counts
-from specgrad.memory import Task, gradient, recovered
+from specgrad.memory import Task, checks, gradient, recovered
 from specgrad.memory.embeddings import ROWS_PER_STREAM
 
 
@@ -98,6 +98,19 @@ def test_bad_settings_are_refused(unchecked_types, settings, message):
 def test_what_cannot_fit_is_refused_before_anything_is_drawn():
     with pytest.raises(MemoryError, match=r"needs about .* GiB.*storage='stream'"):
         Task(num_items=10**9, dim=4096, alpha=1.5)
+
+
+def test_limits_of_a_container_or_job_count(tmp_path):
+    job = tmp_path / "root" / "slurm" / "job"
+    job.mkdir(parents=True)
+    (tmp_path / "self").write_text("0::/slurm/job\n")
+    for folder, most in ((job, "max"), (job.parent, "1000")):
+        (folder / "memory.max").write_text(f"{most}\n")
+        (folder / "memory.current").write_text("700\n")
+        (folder / "memory.stat").write_text("anon 500\ninactive_file 200\n")
+    assert checks._free_in_groups(tmp_path / "root", tmp_path / "self") == [500]
+    assert checks._free_in_groups(tmp_path / "nothing", tmp_path / "self") == []
+    assert checks._free_in_groups(tmp_path / "root", tmp_path / "nothing") == []
 
 
 def test_batch_sizes_below_one_are_refused():

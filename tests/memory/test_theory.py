@@ -41,6 +41,12 @@ def test_losses_follow_from_capacities():
     assert theory.loss_of_capacity(p, 1000) == 0
 
 
+def test_the_loss_is_that_of_the_smaller_capacity():
+    assert theory.loss("muon", 64, 1.5) == pytest.approx(64 ** theory.loss_exponent("muon", 1.5))
+    assert theory.loss("newton", 64, 1.5, batch_size=100) == pytest.approx(100 ** (1 / 1.5 - 1))
+    assert theory.loss("muon", 64, 1.5, batch_size=10**9) == theory.loss("muon", 64, 1.5)
+
+
 def test_the_resolution_of_a_step_is_the_bulk_of_the_next_gradient():
     # lambda_t = d_{t+1}^-alpha sqrt(d) = d_t^(1/2 - alpha) / sqrt(d), the bulk singular value of the thresholded gradient.
     for t in (1, 2, 3):
@@ -86,6 +92,11 @@ def test_bad_exponents_are_refused(unchecked_types):
         theory.capacity_exponent("muon", 1.0)
     with pytest.raises(ValueError, match=r"`steps` of `memory.theory.capacity_exponent` must be >= 1; got 0"):
         theory.capacity_exponent("muon", 1.5, 0)
+    with pytest.raises(ValueError, match=r"`update` of `memory.theory.learning_rate` must be gd"):
+        theory.learning_rate("adam", 10)
+    for sizes in ((0, 1.5), (10, 1.5, 0)):
+        with pytest.raises(ValueError, match=r"`dim` and `batch_size` of `memory.theory` must be >= 1"):
+            theory.capacity("muon", *sizes)
     with pytest.raises(ValueError, match=r"`update` of .* must be gd, muon, h_lambda or newton; got 'adam'"):
         theory.capacity_exponent("adam", 1.5)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,27 @@ def free_bytes(device: torch.device) -> int | None:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:
-        with open("/proc/meminfo", encoding="ascii") as lines:  # noqa: PTH123 - no file of the user's
-            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
     except (OSError, StopIteration):
         return None
+    return min([free, *_free_in_groups(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))])
+
+
+def _free_in_groups(root: Path, membership: Path) -> list[int]:
+    """What the limits of a container or a cluster's job leave (control groups, version 2); file caches count as free."""
+    left = []
+    try:
+        group = next(line[3:] for line in membership.read_text().splitlines() if line.startswith("0::"))
+        folder = root / group.strip("/")
+        for place in (folder, *folder.parents):
+            limit = place / "memory.max"
+            if limit.is_file() and (most := limit.read_text().strip()) != "max":
+                used = int((place / "memory.current").read_text())
+                stat = dict(line.split() for line in (place / "memory.stat").read_text().splitlines())
+                left.append(max(0, int(most) - used + int(stat.get("inactive_file", 0))))
+            if place == root:
+                break
+    except (OSError, StopIteration, ValueError):
+        pass
+    return left

@@ -178,12 +178,14 @@ def simulate(
             "Error estimates of approximate gradients are calibrated for Muon; for gradient descent errors can be 60 times "
             f"larger with columns={columns} below dim={task.dim}. Raise `columns`, or compare with gradient='exact'.",
             MeanFieldWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
 
     def evaluate(weight: Tensor, q: Tensor) -> Estimate:
         return estimate_gradient(task, weight, q, gradient, rows=rows, columns=columns, tolerance=tolerance)
 
+    # Newton's late steps hardly lower the loss, which only its exact value shows; a product with the Hessian costs as much.
+    searched = task.num_items if name == "newton" else None
     keeper = None
     if checkpoint is not None:
         settings: dict[str, Any] = {
@@ -213,7 +215,7 @@ def simulate(
                 assert not callable(update)
                 buffer = momentum * buffer + now.gradient
                 along = direction(task, update, buffer, q, weight, **options) - weight_decay * weight
-                rate = line_search(task, weight, along, q) if rates is None else rates[step]
+                rate = line_search(task, weight, along, q, searched) if rates is None else rates[step]
                 weight = weight + rate * along
             ahead = evaluate(weight, task.frequencies) if with_loss else None
             record = _record(task, step, rate, now, q) | capacity_of(recovered(task, weight), task.frequencies)

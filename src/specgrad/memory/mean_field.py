@@ -175,7 +175,7 @@ def estimate_gradient(
             f"(trusted up to {_LARGEST_RATIO}), estimated error of the polar factor {estimate.polar_error:.2f} (up to "
             f"{_LARGEST_POLAR}). Raise `rows`, or take smaller steps.",
             MeanFieldWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
     return estimate
 
@@ -364,4 +364,7 @@ def _along(
     own_r, along_r = (pair[0] + factor * pair[1] for pair in (own, along))
     variance = a + 2 * factor * b + factor.square() * c
     variance = ((n * variance - (own_r - along_r).square() * (n / (n - 1))) / (n - 1)).clamp_(min=0)
-    return own_r, math.log(n - 1) + (n * along_r - own_r) / (n - 1) + variance / 2
+    # Beyond a spread of sqrt(2 log n) the sum is its largest term, as in the random energy model: v/2 would exaggerate it.
+    log_n = math.log(n - 1)
+    growth = torch.where(variance <= 2 * log_n, variance / 2, (2 * log_n * variance).sqrt() - log_n)
+    return own_r, log_n + (n * along_r - own_r) / (n - 1) + growth

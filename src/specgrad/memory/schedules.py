@@ -19,8 +19,9 @@ _GRID = tuple(2.0 ** (k / 4) for k in range(-20, 21))
 _FINE_STEP = 1 / 4
 _FINE = tuple(2.0 ** (_FINE_STEP * k) for k in range(-2, 3))
 
-# The hybrid optimum lies within a factor of 1.5 of the mean-field one; the finer grid follows it if it lies further.
-_MOVES = 6
+# The hybrid optimum of Muon lies within a factor of 1.5 of the mean-field one; the finer grid follows it if it lies further,
+# by half a factor of two each time, as far as the coarse grid reaches: late steps of Newton begin at its lower end.
+_MOVES = 20
 
 
 def fixed_rates(
@@ -85,7 +86,7 @@ def line_search(
         weight: W.
         direction: D.
         frequencies: q of the batch.
-        rows: exact rows of the second grid; None is d.
+        rows: exact rows of the second grid; None is d. All of them where the loss hardly changes, as in Newton's late steps.
 
     Returns:
         The best rate; the smallest of the grid if none lowers the loss.

@@ -6,7 +6,7 @@ Statements are of Kim, Nichani, Wu, Bietti and Lee (arXiv 2603.26554) unless a d
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -42,10 +42,7 @@ def capacity_exponent(update: Kind, alpha: float | int, steps: int = 1) -> float
     if steps < 1:
         raise ValueError(f"`steps` of `memory.theory.capacity_exponent` must be >= 1; got {steps}.")
     gain = 1 / (2 * alpha)
-    if update not in ("gd", "muon", "h_lambda", "newton"):
-        raise ValueError(
-            f"`update` of `memory.theory.capacity_exponent` must be gd, muon, h_lambda or newton; got {update!r}."
-        )
+    _check_update("capacity_exponent", update)
     if update != "gd":
         return float(2 - (1 - gain) ** steps)
     exponent = 0.0
@@ -60,6 +57,8 @@ def capacity(update: Kind, dim: int, alpha: float | int, batch_size: float | int
 
     Source: Theorems 4.1, 4.3, 4.4, 5.4 and 5.5.
     """
+    if not (dim >= 1 and (batch_size is None or batch_size >= 1)):
+        raise ValueError(f"`dim` and `batch_size` of `memory.theory` must be >= 1; got {dim} and {batch_size}.")
     population = float(dim ** capacity_exponent(update, alpha, steps))
     return population if batch_size is None else min(population, float(batch_size ** (1 / alpha)))
 
@@ -107,6 +106,7 @@ def learning_rate(update: Kind, dim: int) -> float:
 
     Source: Theorems 4.1, 4.3 and 4.4.
     """
+    _check_update("learning_rate", update)
     return {"gd": 1.0, "newton": float(dim**-0.5)}.get(update, float(dim**0.5))
 
 
@@ -152,6 +152,18 @@ def loss_exponent(update: Kind, alpha: float | int, steps: int = 1) -> float:
     Source: Theorems 4.1 and 5.4, from ``sum_{i > d^e} p_i log N``.
     """
     return capacity_exponent(update, alpha, steps) * (1 - alpha)
+
+
+def loss(update: Kind, dim: int, alpha: float | int, batch_size: float | int | None = None, steps: int = 1) -> float:
+    """Order of the loss, ``capacity^(1 - alpha)``: ``max(d^(e (1 - alpha)), B^(1/alpha - 1))``.
+
+    Example:
+        >>> round(loss("muon", 256, 1.5), 4), round(loss("muon", 256, 1.5, batch_size=1000), 4)
+        (0.0248, 0.1)
+
+    Source: Theorems 4.1, 4.4 and 5.4.
+    """
+    return capacity(update, dim, alpha, batch_size, steps) ** (1 - alpha)
 
 
 def loss_of_capacity(frequencies: Float[Tensor, " N"], recovered: int) -> float:
@@ -215,6 +227,11 @@ def logit_orders(frequency: float | int, dim: int, lam: float | int) -> tuple[fl
 def distance_to_finite_size(dim: int, num_items: int) -> float:
     """Needed signal over largest signal, ``sqrt(2 log N / d)``: where it is near 1, exponents are overestimated. Ours."""
     return float(np.sqrt(2 * np.log(num_items) / dim))
+
+
+def _check_update(function: str, update: str) -> None:
+    if update not in get_args(Kind):
+        raise ValueError(f"`update` of `memory.theory.{function}` must be gd, muon, h_lambda or newton; got {update!r}.")
 
 
 def _check(alpha: float | int) -> None:
