@@ -1,5 +1,6 @@
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
