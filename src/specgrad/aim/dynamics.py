@@ -198,7 +198,8 @@ def _advice(scores: Tensor, limit: float, step: int, seeds: list[int], lr: float
         help_ = f"lower `guard_level` ({level:g})"
     return (
         f"SGD diverged at step {step} for seeds {gone}: the largest score |G| is {float(sizes.max()):.3g} "
-        f"(limit {limit:.3g}). Lower `lr` ({lr:g}), raise `batch_size`, or {help_}. Losses that grow fast, as with h3, need small steps."
+        f"(limit {limit:.3g}). Lower `lr` ({lr:g}), raise `batch_size`, or {help_}. "
+        "Losses that grow fast, as with h3, need small steps."
     )
 
 
