@@ -189,6 +189,13 @@ def test_losses_with_kinks_are_refused(kinked):
         Potential(kinked).gamma(overlaps(2))
 
 
+def test_losses_that_are_not_finite_or_random_are_refused_at_once():
+    with pytest.raises(ValueError, match="must be finite for all scores"):
+        Potential(loss=lambda g: g[..., 0, 0, 0].log() + g[..., 0, 0, 1] ** 2).gamma(overlaps(2))
+    with pytest.raises(ValueError, match="twice differentiable"):
+        Potential(loss=lambda g: g[..., 0, 0, 0] * torch.rand_like(g[..., 0, 0, 0]) + g[..., 0, 0, 1]).gamma(overlaps(2))
+
+
 def test_steep_but_smooth_losses_are_accepted():
     steep = Potential(lambda z: torch.nn.functional.softplus(20 * z) / 20)
     assert np.isfinite(steep.gamma(overlaps(2))).all()
@@ -200,6 +207,8 @@ def test_steep_but_smooth_losses_are_accepted():
         ({"covariance": [[1.0, 2.0], [2.0, 1.0]], "tokens": 2}, "`covariance` of `aim.Potential` must be symmetric and PSD"),
         ({"covariance": [[1.0, 0.0], [0.0, 1.0]]}, r"must have shape \(1, 1\)"),
         ({"activation": "softmax"}, "`tokens` of `aim` must be >= 2 for softmax"),
+        ({"activation": np.tanh}, "`activation` of `aim` must be a name or an elementwise function of a tensor"),
+        ({"activation": torch.sum}, "`activation` of `aim` must be a name or an elementwise function of a tensor"),
         ({"activation": "h4"}, "`activation` of `aim` must be one of h1"),
         ({"loss": "absolute"}, r"`loss` of `aim` must be 'squared' \(or 'mse'\) or a function"),
         ({"loss": lambda g: g}, "must map"),
@@ -215,5 +224,9 @@ def test_settings_that_do_not_fit_are_refused(settings, message):
 def test_order_parameters_of_the_wrong_shape_or_outside_the_cone_are_refused():
     with pytest.raises(ValueError, match=r"`q` of `aim.Potential` must have shape \(2, 2\)"):
         Potential("h2").value([[1.0]])
+    with pytest.raises(ValueError, match=r"`mean` of `aim.Potential` must have shape \(2,\)"):
+        Potential("tanh").value(np.eye(2), mean=[1.0])
+    with pytest.raises(ValueError, match=r"`route` of `aim.Potential.gamma` must be one of hessian, autodiff"):
+        Potential("tanh").gamma(np.eye(2), "newton")
     with pytest.raises(ValueError, match="PSD covariance"):
         Potential("tanh").gamma([[1.0, 2.0], [2.0, 1.0]])

@@ -191,6 +191,14 @@ def test_initial_slopes_of_direct_attention_are_those_of_the_closed_system(name,
         assert slopes["dpOmega12"] == 0
 
 
+def test_convergence_takes_theory_of_one_student_and_samples_need_a_rate():
+    run = simulate(Task(dim=10, activation="h1"), lr=0.01, t_max=0.1, seeds=2)
+    with pytest.raises(ValueError, match=r"`columns` of `aim.convergence` must be of `aim.solve`"):
+        convergence(run)
+    with pytest.raises(ValueError, match=r"`lr` of `aim.samples_at` must be > 0"):
+        samples_at(Task(dim=10), 1.0, 0.0)
+
+
 def test_convergence_refuses_an_optimum_above_the_losses():
     with pytest.raises(ValueError, match=r"`optimum` of `aim.convergence`"):
         convergence(solve(Task(activation="h1"), t_max=2.0), optimum=10.0)

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import torch
 
 from specgrad.aim import Task, solve
 from specgrad.aim.basis import initial_operators, moments_of_matrices, moments_of_operators
@@ -291,6 +292,9 @@ def test_blocks_of_the_closure_have_the_size_that_is_foreseen(order):
         ({}, {"method": "closure", "t_max": 0.01, "order": 40}, "blocks have at most 4096 rows"),
         ({}, {"method": "closure", "t_max": 0.01, "rtol": 0.0}, "`rtol` of `aim.solve` must lie between 0 and 1"),
         ({}, {"t_eval": []}, "ascending times"),
+        ({"activation": torch.relu}, {"t_max": 0.1}, "twice differentiable"),
+        ({"activation": torch.relu}, {"method": "closure", "t_max": 0.1}, "twice differentiable"),
+        ({"activation": torch.relu, "attention": "direct"}, {"t_max": 0.1}, "twice differentiable"),
         (
             {"activation": "h1", "weight_decay": 2000.0},
             {"method": "exact", "t_eval": [5.0], "rtol": 1e-3},

@@ -71,7 +71,7 @@ def activation_named(activation: str | Pointwise) -> Activation:
     """The activation of that name, or one made from a differentiable elementwise function by automatic differentiation.
 
     Raises:
-        ValueError: for an unknown name.
+        ValueError: for an unknown name, or what is not an elementwise function of tensors.
 
     Example:
         >>> activation_named("h2").function(torch.tensor([1.0, -1.0])).tolist()
@@ -84,9 +84,19 @@ def activation_named(activation: str | Pointwise) -> Activation:
             names = ", ".join([*ACTIVATIONS, "softmax"])
             raise ValueError(f"`activation` of `aim` must be one of {names} or a function of a tensor; got {activation!r}.")
         return ACTIVATIONS[activation]
+    if not callable(activation) or not _elementwise(activation):
+        raise ValueError(f"`activation` of `aim` must be a name or an elementwise function of a tensor; got {activation!r}.")
     name = getattr(activation, "__name__", type(activation).__name__)
     first = _derivative(activation)
     return Activation(name, activation, first, _derivative(first))
+
+
+def _elementwise(function: Pointwise) -> bool:
+    probe = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True)
+    try:
+        return function(probe).shape == probe.shape
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        return False
 
 
 def _derivative(function: Pointwise) -> Pointwise:

@@ -73,7 +73,10 @@ def _later_states(
             raise LeftDomain
         return value
 
+    # Without a derivative at the start, step sizes would shrink for ever.
     try:
+        if not np.isfinite(watched(0.0, start)).all():
+            return np.empty((0, len(start)))
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             out = solve_ivp(
                 watched, (0.0, float(times[-1])), start, method=method, t_eval=times, rtol=rtol, atol=atol, events=event

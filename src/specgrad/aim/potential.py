@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -149,7 +149,7 @@ class Potential:
         """
         return float(self.evaluate(q, omega, mean).value)
 
-    def gamma(self, q: object, route: Route = "hessian") -> Matrix:
+    def gamma(self, q: object, route: str = "hessian") -> Matrix:
         """The matrix gradient of Phi(q): ``dPhi = sum_kl Gamma_kl dq_kl`` with ``q_12`` and ``q_21`` counted separately.
 
         Hence ``Gamma_12`` is half the derivative with respect to the symmetric variable ``q_12``.
@@ -160,8 +160,11 @@ class Potential:
                 Phi through the Cholesky factor of the scores' covariance, which must then be positive definite.
 
         Raises:
-            ValueError: for a loss that is not twice differentiable, or a q that is not PSD.
+            ValueError: for a loss that is not twice differentiable, or a q that is not PSD (polynomials in closed form take
+                any q, as truncated theories ask for).
         """
+        if route not in get_args(Route):
+            raise ValueError(f"`route` of `aim.Potential.gamma` must be one of {', '.join(get_args(Route))}; got {route!r}.")
         if route == "autodiff":
             from specgrad.aim.autodiff import gamma_by_autodiff
 
@@ -188,6 +191,8 @@ class Potential:
         psi_matrix = self._matrix(psi, "q")
         omega_matrix = psi_matrix if omega is None else self._matrix(omega, "omega")
         means = None if mean is None else np.asarray(mean, dtype=float)
+        if means is not None and means.shape != (self.indices,):
+            raise ValueError(f"`mean` of `aim.Potential` must have shape ({self.indices},); got {means.shape}.")
         a, b = np.zeros(self.indices**2), np.zeros(self.indices**2)
         slope, error = np.zeros(self.indices), np.zeros(self.indices**2)
         value, value_variance, routes = 0.0, 0.0, []
@@ -260,7 +265,7 @@ class Potential:
         name = closed_form(group.function) if centred else None
         if name is not None:
             return closed_moments(name, sigma[0, 0], sigma[0, 1], sigma[1, 1]), "closed"
-        self._refuse_kinks()
+        self.check_smooth()
         rule, error = self._rule(group, sigma, centre)
         if isinstance(group.function, SquaredDifference) and rule is not None:
             check_covariance(sigma)
@@ -273,7 +278,12 @@ class Potential:
             found = replace(found, value_error=error, hessian_error=np.full_like(found.hessian, error))
         return found, route
 
-    def _refuse_kinks(self) -> None:
+    def check_smooth(self) -> None:
+        """Refuses a loss whose Hessian has no expectation that quadrature could find.
+
+        Raises:
+            ValueError: for a loss that jumps, whose slope jumps, or that is not finite.
+        """
         if self._kinks:
             raise ValueError(
                 "`loss` of `aim.Potential` must be twice differentiable, since its expected Hessian drives the dynamics; "

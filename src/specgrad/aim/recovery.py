@@ -109,6 +109,8 @@ def samples_at(task: Task, time: float, lr: float, batch_size: int = 1) -> float
     """
     if task.dim is None:
         raise ValueError("`dim` of `aim.Task` must be given to count samples; got None.")
+    if not (lr > 0 and batch_size >= 1):
+        raise ValueError(f"`lr` of `aim.samples_at` must be > 0 and `batch_size` >= 1; got {lr} and {batch_size}.")
     per_step = (4.0 if task.attention == "tied" else 1.0) * lr / task.dim
     return time / per_step * batch_size / (task.dim**2 * math.log(task.dim))
 
@@ -144,6 +146,8 @@ def convergence(columns: dict[str, Any], optimum: float = 0.0, weight_decay: flo
     Source: attention-indexed models, appendix D.5.
     """
     times = np.asarray(columns["t"], dtype=float)
+    if np.shape(columns["loss"]) != times.shape or "q13" in columns or "Omega13" in columns:
+        raise ValueError("`columns` of `aim.convergence` must be of `aim.solve`, with one student and one teacher.")
     norm = columns["t1"] if "q11" in columns else columns["Omega11"]
     excess = np.asarray(columns["loss"]) + weight_decay / 2 * norm - optimum
     positive = times > 0

@@ -10,6 +10,9 @@ from specgrad.aim.losses import FeatureFunction
 _LINES, _CELLS, _REACH = 4, 64, 4.0
 _BISECTIONS = 24
 
+# Cells that may fail at once: a steep smooth piece fails in a few, noise or a jump everywhere in all.
+_MOST_FAILING = 4096
+
 # Share of the largest slope that counts as a jump; bisection leaves only jumps standing, so that it may be small.
 _JUMP = 1e-4
 
@@ -19,6 +22,9 @@ def has_kinks(function: FeatureFunction, features: int) -> bool:
 
     Along a line, ``f`` must change by the integral of its slope and the slope by the integral of its derivative. Cells
     where this fails are bisected: a steep but smooth piece stops failing, a jump does not.
+
+    Raises:
+        ValueError: for a function that is not finite there, such as a logarithm of scores.
     """
     generator = np.random.default_rng(0)
     nodes, weights = np.polynomial.legendre.leggauss(5)
@@ -37,10 +43,16 @@ def has_kinks(function: FeatureFunction, features: int) -> bool:
             half = (right - left) / 2
             jump = np.abs(slope[:, 1] - slope[:, 0] - half * (inner_curvature @ weights))
             jump = np.maximum(jump, np.abs(value[:, 1] - value[:, 0] - half * (inner_slope @ weights)))
+            if not (np.isfinite(value).all() and np.isfinite(slope).all()):
+                raise ValueError(
+                    "`loss` of `aim` and its derivatives must be finite for all scores; they are not at scores of order 1."
+                )
             scale = np.abs(slope).max() + np.ptp(value) if scale is None else scale
             bad = ~(jump <= _JUMP * scale)
             if not bad.any():
                 break
+            if bad.sum() > _MOST_FAILING:
+                return True
             middle = (left[bad] + right[bad]) / 2
             left, right = np.concatenate([left[bad], middle]), np.concatenate([middle, right[bad]])
         else:

@@ -106,6 +106,7 @@ def solve(
     if seed is not None and task.dim is None:
         raise ValueError("`seed` of `aim.solve` needs a task with `dim`; got dim None.")
     times = _times(t_eval, t_max)
+    task.potential.check_smooth()
     found = _dispatch(task, method, times, order, tol, seed, rtol)
     found = _guard(found, times, tol, untrusted)
     columns = order_columns(found.traces, found.psi, found.omega)
