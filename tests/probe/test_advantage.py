@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from specgrad import Probe, gpt
 from specgrad.linalg import nuclear_rank, stable_rank
@@ -194,7 +195,7 @@ class Everything(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.embedding = nn.Embedding(9, 8)
+        self.embedding = nn.Embedding(9, 8, max_norm=1.0)
         self.convolution = nn.Conv1d(8, 8, 3, padding=1)
         self.batch = nn.BatchNorm1d(8)
         self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
@@ -215,7 +216,7 @@ def test_measuring_leaves_weights_gradients_buffers_modes_and_random_numbers_as_
     torch.manual_seed(0)
     model = Everything()
     ids = torch.randint(9, (6, 5))
-    model(ids).square().mean().backward()
+    model(ids[:, :1]).square().mean().backward()
     model.attention.eval()
     before = [t.detach().clone() for t in (*model.parameters(), *model.buffers())]
     grads = [p.grad.clone() for p in model.parameters()]
@@ -372,3 +373,25 @@ def test_a_zero_gradient_has_no_advantage_and_says_so():
     (record,) = measure_advantage(model, x, torch.zeros(8, 7, dtype=torch.float64), "mse")
     assert math.isnan(record["advantage"])
     assert "gradient is zero" in record["reason"]
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh())
+        self.head = nn.Linear(8, 3)
+        self.reentrant = reentrant
+
+    def forward(self, x):
+        return self.head(self.body(x) if self.reentrant is None else checkpoint(self.body, x, use_reentrant=self.reentrant))
+
+
+def test_checkpointed_layers_have_the_same_advantage_and_reentrant_ones_say_why_they_have_none():
+    x, y = torch.randn(12, 5, 6, generator=torch.Generator().manual_seed(0)).requires_grad_(), torch.zeros(12, 5).long()
+    found = []
+    for reentrant in (None, False, True):
+        torch.manual_seed(0)
+        found.append(measure_advantage(Checkpointed(reentrant), x, y, draws=3))
+    plain, checkpointed, lost = found
+    assert [row["advantage"] for row in plain] == pytest.approx([row["advantage"] for row in checkpointed], rel=1e-5)
+    assert ["reentrant checkpoint" in row["reason"] for row in lost] == [True, True, False]
