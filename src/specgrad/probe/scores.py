@@ -95,7 +95,7 @@ class _Passes:
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
-        """Hooks at the modules."""
+        """Hooks at the modules; what they saw is dropped on exit."""
         handles = [
             module.register_forward_hook(self._hook(i, layer), with_kwargs=True)
             for i in self.watched
@@ -107,6 +107,8 @@ class _Passes:
         finally:
             for handle in handles:
                 handle.remove()
+            self.calls.clear()
+            self.outputs = None
 
     def _hook(self, number: int, layer: Layer) -> Any:
         def on_output(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -135,7 +137,7 @@ class _Passes:
             if g is None or gradient is None or call.number in self.lost:
                 continue
             image = _image(call, gradient)
-            totals[call.number] += float((_wide(g) * _wide(image)).sum(dtype=torch.float64))
+            totals[call.number] += float(torch.linalg.vecdot(_wide(g), _wide(image)).sum(dtype=torch.float64))
             if self.keep:
                 self.images[place] = image
         for number, total in totals.items():
