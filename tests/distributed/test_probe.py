@@ -93,7 +93,15 @@ def levels(rank, world, results):
         [r["advantage"] for r in probe.measure_advantage(part, part.roll(1, 1), draws=100)],
         [r["step_spectral"] for r in probe.measure_advantage(part, part.roll(1, 1), method="gauss_newton")],
         [r["gain"] for r in probe.measure_gain(part, part.roll(1, 1))],
+        refusal(probe, part[: len(part) - rank]),
     )
+
+
+def refusal(probe, part):
+    try:
+        probe.measure_advantage(part, part)
+    except ValueError as error:
+        return str(error)
 
 
 def test_levels_two_and_three_of_two_processes_are_those_of_the_whole_batch(tmp_path):
@@ -106,6 +114,7 @@ def test_levels_two_and_three_of_two_processes_are_those_of_the_whole_batch(tmp_
         assert got[0] == pytest.approx(advantages, rel=0.25)
         assert got[1] == pytest.approx(steps, rel=1e-3)
         assert got[2] == pytest.approx(gains, rel=1e-3, nan_ok=True)
+        assert "equally many sequences on every rank" in got[3]
 
 
 def sharded_levels(rank, world, results):

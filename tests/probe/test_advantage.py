@@ -194,7 +194,7 @@ class Everything(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.embedding = nn.Embedding(9, 8)
+        self.embedding = nn.Embedding(9, 8, max_norm=1.0)
         self.convolution = nn.Conv1d(8, 8, 3, padding=1)
         self.batch = nn.BatchNorm1d(8)
         self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
@@ -215,7 +215,7 @@ def test_measuring_leaves_weights_gradients_buffers_modes_and_random_numbers_as_
     torch.manual_seed(0)
     model = Everything()
     ids = torch.randint(9, (6, 5))
-    model(ids).square().mean().backward()
+    model(ids[:, :1]).square().mean().backward()
     model.attention.eval()
     before = [t.detach().clone() for t in (*model.parameters(), *model.buffers())]
     grads = [p.grad.clone() for p in model.parameters()]
@@ -261,49 +261,6 @@ def test_weights_used_outside_their_modules_are_noticed_and_measured_all_the_sam
     exact = measure_advantage(model, x, y, "mse", method="gauss_newton")
     for got, true in zip(sampled, exact, strict=True):
         assert got["advantage"] == pytest.approx(true["advantage"], rel=0.15)
-
-
-class Routed(nn.Module):
-    """Marked tokens go to an expert: as many as sequences, but not one of each."""
-
-    def __init__(self):
-        super().__init__()
-        self.expert = nn.Linear(5, 5, bias=False)
-        self.head = nn.Linear(5, 3, bias=False)
-
-    def forward(self, x):
-        marked = x[..., 0] > 1.5
-        x = x.index_put((marked,), self.expert(x[marked]).tanh())
-        # Tokens of a sequence share a mean, so that terms between tokens matter.
-        return self.head(x + x.mean(1, keepdim=True))
-
-
-class TimeFirst(nn.Module):
-    """As many tokens as sequences, and the tokens on the first axis inside."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Linear(5, 5, bias=False)
-        self.head = nn.Linear(5, 3, bias=False)
-
-    def forward(self, x):
-        x = self.inner(x.transpose(0, 1)).tanh().transpose(0, 1)
-        return self.head(x + x.mean(1, keepdim=True))
-
-
-@pytest.mark.parametrize("kind, tokens", [(Routed, 3), (TimeFirst, 8)])
-def test_sequences_are_told_apart_where_a_layer_does_not_see_them_in_order(kind, tokens):
-    torch.manual_seed(0)
-    model = kind().double()
-    x, y = (torch.randn(8, tokens, width, dtype=torch.float64) + 1 for width in (5, 3))
-    x[..., 0] = 1
-    x[::2, :2, 0] = 2
-    sampled = measure_advantage(model, x, y, "mse", draws=250)
-    exact = measure_advantage(model, x, y, "mse", method="gauss_newton")
-    for got, true in zip(sampled, exact, strict=True):
-        for side in ("euclidean", "spectral"):
-            # Steps are slope over curvature; 2000 squares have an error of three per cent.
-            assert got[f"step_{side}"] == pytest.approx(true[f"step_{side}"], rel=0.12)
 
 
 def test_one_pass_or_several_give_the_same_curvature(trained):

@@ -254,6 +254,7 @@ def test_both_uses_of_a_tied_embedding_are_reported_without_a_verdict():
         (nn.DataParallel(nn.Linear(2, 2)), {}, "must not be a DataParallel"),
         (nn.GRU(2, 2), {}, "trainable matrix.*got modules GRU"),
         (nn.Linear(2, 2).requires_grad_(False), {}, r"got modules Linear \(frozen: no gradient to rank\)"),
+        (nn.Linear(2, 2, dtype=torch.complex64), {}, r"complex: ranks are measured on real matrices only"),
         (nn.Linear(2, 2), {"pattern": "("}, r"`pattern` must be a regular expression; got '\('"),
     ],
 )

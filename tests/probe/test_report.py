@@ -2,12 +2,13 @@
 
 import math
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from specgrad import Probe, gpt
-from specgrad.probe import audit, summarise_layers
+from specgrad.probe import audit, measure_advantage, summarise_layers
 from specgrad.probe.advice import next_steps
 
 TASK = gpt.Task(size="tiny", batch_size=8)
@@ -73,3 +74,19 @@ def test_advice_does_not_contradict_the_routing():
 
 def test_an_audit_without_common_layers_says_so():
     assert str(audit([], [])) == "No layer has both a prediction and a line search of the same step."
+
+
+def test_outputs_that_are_no_tensor_are_refused_with_the_way_out():
+    class Named(nn.Module):
+        def __init__(self, name):
+            super().__init__()
+            self.linear, self.name = nn.Linear(6, 3), name
+
+        def forward(self, x):
+            return {self.name: self.linear(x)}
+
+    x, y = torch.randn(8, 6), torch.zeros(8).long()
+    with pytest.raises(TypeError, match=r"`model` must return a tensor.*Give `forward`"):
+        measure_advantage(Named("scores"), x, y)
+    assert measure_advantage(Named("logits"), x, y)[0]["reason"] == ""
+    assert measure_advantage(Named("scores"), x, y, forward=lambda model, x: model(x)["scores"])[0]["reason"] == ""

@@ -105,6 +105,8 @@ def measure_advantage(
         if method == "gauss_newton":
             targets_of = find_targets(chosen, objective)
             return [record for target in targets_of for record in gauss_newton_records(target, objective, step)]
+        if not objective.equal_parts():
+            raise ValueError(f"`targets` must hold equally many sequences on every rank; got {objective.sequences} here.")
         draws = draws or math.ceil(ENOUGH / len(objective.gathered(torch.zeros(objective.sequences))))
         scores = sampled_scores(chosen, objective, draws, seed)
     return [record for target, found in scores for record in _records(target, found, objective, draws, step)]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specgrad.linalg import polar_factor
-from specgrad.probe.layers import Block, Layer
+from specgrad.probe.layers import Block, Layer, check_pattern
 from specgrad.probe.objective import Backward, Objective
 
 
@@ -22,6 +22,7 @@ class Target:
         euclidean: gradient of the mean loss, laid out like the parameter.
         spectral: in each block the polar factor of the gradient (for a gain its sign), laid out likewise.
         units: number of loss units behind the gradient.
+        reached: whether the loss depends on the parameter at all.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Target:
     euclidean: Tensor
     spectral: Tensor
     units: float
+    reached: bool = True
 
     @property
     def layer(self) -> Layer:
@@ -54,8 +56,9 @@ def chosen_layers(layers: list[Layer], pattern: str | None, gains: bool) -> list
     """The layers to measure, those of one parameter together.
 
     Raises:
-        ValueError: if the pattern leaves none.
+        ValueError: if the pattern is no regular expression or leaves none.
     """
+    check_pattern(pattern)
     by_parameter: dict[int, list[Layer]] = {}
     for layer in layers:
         if (gains or layer.kind != "gain") and (pattern is None or re.search(pattern, layer.name)):
@@ -79,7 +82,8 @@ def find_targets(chosen: list[list[Layer]], objective: Objective, backward: Back
         weight = group[0].weight.detach()
         gradient = torch.zeros_like(weight) if total is None else total / units
         gradient = gradient if gradient.dtype == torch.float64 else gradient.float()
-        found.append(Target("+".join(x.name for x in group), group, gradient, _spectral(group[0], gradient), units))
+        name = "+".join(x.name for x in group)
+        found.append(Target(name, group, gradient, _spectral(group[0], gradient), units, total is not None))
     return found
 
 
@@ -109,8 +113,10 @@ def only(layer: Layer, tensor: Tensor, block: Block) -> Tensor:
     return out
 
 
-def undefined_reason(slopes: tuple[float, float]) -> str:
+def undefined_reason(target: Target, slopes: tuple[float, float]) -> str:
     """Why a block has no directions; empty if it has."""
+    if not target.reached:
+        return "no gradient reaches it: it is not used on this batch, or inside a reentrant checkpoint"
     if not (slopes[0] > 0 and torch.tensor(slopes).isfinite().all()):
         return "its gradient is zero or not finite"
     return ""
@@ -127,6 +133,6 @@ def block_records(target: Target, step: int) -> Iterator[tuple[Block, tuple[floa
             {
                 "step": step, "layer": target.block_name(block), "kind": target.layer.kind, "rows": shape[0],
                 "cols": shape[1] if len(shape) > 1 else 1, "parameter": target.layer.parameter,
-                "reason": undefined_reason(slopes),
+                "reason": undefined_reason(target, slopes),
             },
         )  # fmt: skip

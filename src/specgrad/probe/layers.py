@@ -107,10 +107,7 @@ def find_layers(
             not fit it.
     """
     blocks = blocks or {}
-    try:
-        re.compile(pattern or "")
-    except re.error as error:
-        raise ValueError(f"`pattern` must be a regular expression; got {pattern!r} ({error}).") from None
+    check_pattern(pattern)
     owners: dict[int, list[tuple[str, nn.Module, str]]] = {}
     for name, module in model.named_modules():
         for leaf, parameter in module.named_parameters(recurse=False):
@@ -147,6 +144,18 @@ def find_layers(
     return [_with_core(layer, layers) for layer in layers], skipped
 
 
+def check_pattern(pattern: str | None) -> None:
+    """Refuses what is no regular expression.
+
+    Raises:
+        ValueError: if it does not compile.
+    """
+    try:
+        re.compile(pattern or "")
+    except re.error as error:
+        raise ValueError(f"`pattern` must be a regular expression; got {pattern!r} ({error}).") from None
+
+
 def _layer(
     name: str, module: nn.Module, leaf: str, parameter: nn.Parameter, owners: list[tuple[str, nn.Module, str]]
 ) -> Layer | str:
@@ -156,6 +165,8 @@ def _layer(
         return "frozen: no gradient to rank"
     if parameter.numel() == 0:
         return "empty"
+    if parameter.is_complex():
+        return "complex: ranks are measured on real matrices only"
     if leaf == "bias" or leaf.endswith("_bias") or leaf.startswith("bias_"):
         return "bias: an extra input row of ones, which the condition leaves out"
     if isinstance(module, nn.utils.parametrize.ParametrizationList) or hasattr(module, "parametrizations"):

@@ -19,15 +19,24 @@ Backward = Callable[[Tensor, Tensor, list[Tensor]], list[Tensor | None]]
 
 
 def default_forward(model: nn.Module, inputs: Any) -> Tensor:
-    """Outputs of a model: a tensor is passed as it is, a tuple as arguments, a mapping by keyword; ``.logits`` is taken."""
+    """Outputs of a model: a tensor is passed as it is, a tuple as arguments, a mapping by keyword; ``logits`` are taken.
+
+    Raises:
+        TypeError: if the model gives neither a tensor nor a tuple that begins with one nor ``logits``.
+    """
     if isinstance(inputs, Mapping):
         outputs = model(**inputs)
     elif isinstance(inputs, tuple | list):
         outputs = model(*inputs)
     else:
         outputs = model(inputs)
-    outputs = getattr(outputs, "logits", outputs)
-    found: Tensor = outputs[0] if isinstance(outputs, tuple) else outputs
+    outputs = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
+    found = outputs[0] if isinstance(outputs, tuple | list) and outputs else outputs
+    if not isinstance(found, Tensor):
+        raise TypeError(
+            f"`model` must return a tensor, a tuple that begins with one, or logits; got {type(found).__name__}. Give "
+            "`forward`, a function of model and inputs that returns the outputs."
+        )
     return found
 
 
@@ -90,6 +99,12 @@ class Objective:
         parts = [torch.empty_like(values) for _ in range(torch.distributed.get_world_size(self.group))]
         torch.distributed.all_gather(parts, values, group=self.group)
         return torch.cat(parts).cpu()
+
+    def equal_parts(self) -> bool:
+        """Whether all ranks hold equally many sequences."""
+        mine = torch.tensor([1.0, self.sequences, self.sequences**2], dtype=torch.float64)
+        ranks, total, squares = self.summed(mine).tolist()
+        return bool(ranks * squares == total**2)
 
     @property
     def rank(self) -> int:
@@ -172,7 +187,9 @@ def untouched(model: nn.Module) -> Iterator[None]:
                 "copy of the model that is not sharded, and measure there."
             )
     modes = {module: module.training for module in model.modules()}
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    # An embedding with `max_norm` shrinks its rows when they are looked up.
+    shrinking = [m.weight for m in model.modules() if isinstance(m, nn.Embedding) and m.max_norm is not None]
+    kept = [(tensor, tensor.detach().clone()) for tensor in (*model.buffers(), *shrinking)]
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     stance = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else None
     try:
@@ -185,5 +202,5 @@ def untouched(model: nn.Module) -> Iterator[None]:
         for module, mode in modes.items():
             module.training = mode
         with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
+            for tensor, before in kept:
+                tensor.copy_(before)

@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from specgrad.probe.directions import Target, find_targets
+from specgrad.probe.gathering import in_backward
 from specgrad.probe.layers import Layer
 from specgrad.probe.objective import Objective, plain_backward
 
@@ -94,7 +95,7 @@ class _Passes:
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
-        """Hooks at the modules."""
+        """Hooks at the modules; what they saw is dropped on exit."""
         handles = [
             module.register_forward_hook(self._hook(i, layer), with_kwargs=True)
             for i in self.watched
@@ -106,10 +107,13 @@ class _Passes:
         finally:
             for handle in handles:
                 handle.remove()
+            self.calls.clear()
+            self.outputs = None
 
     def _hook(self, number: int, layer: Layer) -> Any:
         def on_output(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            if isinstance(output, Tensor) and output.requires_grad:
+            # Activation checkpointing calls modules again inside backward.
+            if isinstance(output, Tensor) and output.requires_grad and not in_backward():
                 inputs = args[0] if args else next(iter(kwargs.values()))
                 self.calls.append(_Call(number, layer, inputs.detach(), output))
 
@@ -133,7 +137,7 @@ class _Passes:
             if g is None or gradient is None or call.number in self.lost:
                 continue
             image = _image(call, gradient)
-            totals[call.number] += float((_wide(g) * _wide(image)).sum(dtype=torch.float64))
+            totals[call.number] += float(torch.linalg.vecdot(_wide(g), _wide(image)).sum(dtype=torch.float64))
             if self.keep:
                 self.images[place] = image
         for number, total in totals.items():
@@ -176,13 +180,11 @@ def _by_hooks(
                 if ordered is not None:
                     for side, image in enumerate(images[place]):
                         scores[call.number][:, side, draw, part] += _per_block(call.layer, ordered, image).cpu()
-            if draw == 0:
-                found = {number: scores[number][:, :, 0, part.start].sum(0) for number in _numbers(calls)}
-                passes.lost |= _wrong(targets, found, objective, slice(part.start, part.start + 1), v[:1])
-
-
-def _numbers(calls: dict[int, _Call]) -> list[int]:
-    return sorted({call.number for call in calls.values()})
+        if calls:
+            # Only now: looking up an embedding with `max_norm` changes it, which the graph of the pass would not survive.
+            seen = sorted({call.number for call in calls.values()})
+            found = {number: scores[number][:, :, draws - 1, part.start].sum(0) for number in seen}
+            passes.lost |= _wrong(targets, found, objective, slice(part.start, part.start + 1), v[:1])
 
 
 def _wrong(
