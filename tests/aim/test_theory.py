@@ -332,3 +332,9 @@ def test_what_a_method_cannot_do_is_refused(task, settings, message):
 def test_tasks_that_make_no_sense_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         Task(**settings)
+
+
+@pytest.mark.timeout(60)
+def test_times_that_no_integration_reaches_end_in_an_error_and_not_in_waiting():
+    with pytest.raises(ValueError, match=r"`t_eval` must end earlier than t = .* the integration has come to"):
+        solve(Task(), "exact", t_eval=[1e6])

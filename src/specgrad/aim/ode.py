@@ -9,6 +9,10 @@ from scipy.integrate import solve_ivp
 Vector = Float[np.ndarray, " n"]
 
 
+# Right-hand sides until an integration counts as stuck; long ones take a few thousand.
+_MOST_EVALUATIONS = 100_000
+
+
 class LeftDomain(Exception):
     """The right-hand side was asked at a state where it is not defined."""
 
@@ -33,6 +37,9 @@ def integrate(
         atol: absolute tolerance.
         method: of ``scipy.integrate.solve_ivp``.
         limit: largest norm of the state.
+
+    Raises:
+        ValueError: if steps become so short that the end is not in reach.
     """
 
     def too_large(_: float, y: Vector) -> float:
@@ -60,8 +67,16 @@ def _later_states(
 ) -> Float[np.ndarray, "found n"]:
     """States up to the first time that cannot be reached."""
     explicit = method != "LSODA"
+    evaluations = 0
 
     def watched(t: float, y: Vector) -> Vector:
+        nonlocal evaluations
+        evaluations += 1
+        if evaluations > _MOST_EVALUATIONS:
+            raise ValueError(
+                f"`t_eval` must end earlier than t = {times[-1]:.4g} at rtol {rtol:g}: after {_MOST_EVALUATIONS} "
+                f"evaluations the integration has come to t = {t:.4g} of this stretch. Take shorter times or a larger `rtol`."
+            )
         try:
             value = rhs(t, y)
         except LeftDomain:
