@@ -75,7 +75,7 @@ def _later_states(
         if evaluations > _MOST_EVALUATIONS:
             raise ValueError(
                 f"`t_eval` must end earlier than t = {times[-1]:.4g} at rtol {rtol:g}: after {_MOST_EVALUATIONS} "
-                f"evaluations the integration has come to t = {t:.4g} of this stretch. Take shorter times or a larger `rtol`."
+                f"evaluations the integration has come to t = {t:.4g} of this stretch."
             )
         try:
             value = rhs(t, y)
