@@ -1,6 +1,7 @@
 """What a report says: predictions, line searches and advice, and why something is missing."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from specgrad import Probe, gpt
-from specgrad.probe import audit, measure_advantage, summarise_layers
+from specgrad.probe import Likelihood, audit, measure_advantage, measure_gain, summarise_layers
 from specgrad.probe.advice import next_steps
 
 TASK = gpt.Task(size="tiny", batch_size=8)
@@ -90,3 +91,33 @@ def test_outputs_that_are_no_tensor_are_refused_with_the_way_out():
         measure_advantage(Named("scores"), x, y)
     assert measure_advantage(Named("logits"), x, y)[0]["reason"] == ""
     assert measure_advantage(Named("scores"), x, y, forward=lambda model, x: model(x)["scores"])[0]["reason"] == ""
+
+
+@pytest.mark.parametrize(
+    "loss, reason",
+    [
+        (lambda f: -f, r"has no minimum along -G up to a step of"),
+        (lambda f: torch.where(f == 0, 0 * f, 1 + f.abs()), r"does not fall along -G from a step of"),
+    ],
+)
+def test_a_line_search_without_a_minimum_says_what_the_loss_does(loss, reason):
+    class Along(torch.autograd.Function):
+        """A loss with slope -1 at zero, whatever it is elsewhere."""
+
+        @staticmethod
+        def forward(ctx, f):
+            return loss(f)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return -grad
+
+    def no_score(f, y, generator):
+        raise NotImplementedError
+
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    likelihood = Likelihood("odd", lambda f, y: Along.apply(f).sum(), lambda f, y: 1.0, no_score)
+    (record,) = measure_gain(model, torch.ones(1, 1), torch.ones(1, 1), likelihood)
+    assert re.search(reason, record["reason"])
+    assert math.isnan(record["gain"])

@@ -149,11 +149,12 @@ def measure_gain(
                 for side in (0, 1) if not about["reason"] else ():
                     ray = _ray(target, block, side, objective)
                     # Where the linear model halves the loss: no curvature is needed to begin.
-                    best = line_minimum(ray, here, abs(here) / (2 * slopes[side]) / 8)
+                    best = line_minimum(ray, here, (abs(here) or 1.0) / (2 * slopes[side]) / 8)
                     evaluations += best.evaluations
                     found[side], found[2 + side] = best.decrease, best.alpha
-                    if not best.bracketed:
-                        about["reason"] = "the loss has no minimum along " + ("-polar(G)" if side else "-G")
+                    if not (best.bracketed or about["reason"]):
+                        what = "has no minimum along {} up to" if best.decrease > 0 else "does not fall along {} from"
+                        about["reason"] = f"the loss {what.format('-polar(G)' if side else '-G')} a step of {best.alpha:.1e}"
                 gain = found[1] / found[0] if not about["reason"] else math.nan
                 records.append(
                     about | {"gain": gain, "decrease_euclidean": found[0], "decrease_spectral": found[1]}
