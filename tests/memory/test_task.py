@@ -116,6 +116,8 @@ def test_limits_of_a_container_or_job_count(tmp_path):
 def test_batch_sizes_below_one_are_refused():
     with pytest.raises(ValueError, match=r"`batch_size` of `memory.Task.sample` must be >= 1; got 0"):
         Task(10, 2, 1.5).sample(0)
+    with pytest.raises(ValueError, match=r"`step` of `memory.Task.sample` must be >= 0; got -1"):
+        Task(10, 2, 1.5).sample(1, -1)
 
 
 def arrays(**changes):
@@ -181,3 +183,6 @@ def test_reversed_arrays_and_parameters_are_taken():
 def test_counts_that_are_no_sequence_of_numbers_are_refused(unchecked_types):
     with pytest.raises(ValueError, match=r"`counts` of `memory.Task.from_counts` must be numbers; got a mapping"):
         Task.from_counts({"a": 2, "b": 1}, dim=2)
+    for words in (["a", "b"], np.array(["a", "b"])):
+        with pytest.raises(ValueError, match=r"`counts` of `memory.Task.from_counts` must be numbers; got others"):
+            Task.from_counts(words, dim=2)

@@ -153,6 +153,11 @@ def test_settings_of_another_update_are_refused():
         memory.simulate_thresholded(TASK, 1, lam=0.1)
 
 
+def test_gradients_of_another_size_are_refused(unchecked_types):
+    with pytest.raises(ValueError, match=r"`gradient` must have shape \(32, 32\); got \(3, 3\)"):
+        memory.direction(TASK, "muon", torch.zeros(3, 3), TASK.frequencies)
+
+
 @pytest.mark.parametrize("lr", [0.0, -1.0, float("nan"), float("inf")])
 def test_rates_that_are_not_positive_are_refused(lr):
     with pytest.raises(ValueError, match=r"`lr` of `memory.one_step` must be finite and > 0"):

@@ -28,7 +28,10 @@ def checked_counts(function: str, name: str, values: Array | Sequence[float | in
     """Numbers divided by their sum, float64."""
     if isinstance(values, Mapping):
         raise ValueError(f"`{name}` of `memory.Task.{function}` must be numbers; got a mapping, pass list(its .values()).")
-    counts = as_tensor(values).to(torch.float64)
+    try:
+        counts = as_tensor(values).to(torch.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"`{name}` of `memory.Task.{function}` must be numbers; got others ({error}).") from error
     if counts.ndim != 1 or len(counts) < 2:
         raise ValueError(
             f"`{name}` of `memory.Task.{function}` must be at least two numbers; got shape {tuple(counts.shape)}."

@@ -23,6 +23,10 @@ from specgrad.memory.scoring import recovered
 from specgrad.memory.task import Task
 from specgrad.memory.updates import Update, check_options, direction
 
+# Where a step lowers the loss by a smaller share than this, or is Newton's, only exact losses show the best rate: the search
+# is then exact, which costs no more than a few gradients.
+_HARDLY = 1e-3
+
 BuildOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -148,6 +152,7 @@ def simulate(
 
     Raises:
         ValueError: for a setting out of range or of another update, or a ``checkpoint`` of another run.
+        FloatingPointError: if the weight overflows.
 
     Warns:
         MeanFieldWarning: where an approximate gradient is not to be trusted.
@@ -184,8 +189,6 @@ def simulate(
     def evaluate(weight: Tensor, q: Tensor) -> Estimate:
         return estimate_gradient(task, weight, q, gradient, rows=rows, columns=columns, tolerance=tolerance)
 
-    # Newton's late steps hardly lower the loss, which only its exact value shows; a product with the Hessian costs as much.
-    searched = task.num_items if name == "newton" else None
     keeper = None
     if checkpoint is not None:
         settings: dict[str, Any] = {
@@ -215,8 +218,13 @@ def simulate(
                 assert not callable(update)
                 buffer = momentum * buffer + now.gradient
                 along = direction(task, update, buffer, q, weight, **options) - weight_decay * weight
+                hardly = gradient == "exact" and batch_size is None and bool(run.records)
+                hardly = hardly and run.records[-1]["batch_loss"] - now.loss < _HARDLY * now.loss
+                searched = task.num_items if name == "newton" or hardly else None
                 rate = line_search(task, weight, along, q, searched) if rates is None else rates[step]
                 weight = weight + rate * along
+            if not weight.to(task.dtype).isfinite().all():
+                raise FloatingPointError(f"The weight is not finite in {task.dtype} after step {step + 1}; lower `lr`.")
             ahead = evaluate(weight, task.frequencies) if with_loss else None
             record = _record(task, step, rate, now, q) | capacity_of(recovered(task, weight), task.frequencies)
             if ahead is not None:

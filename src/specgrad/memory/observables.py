@@ -82,7 +82,7 @@ def polar_shortfall(gradient: Float[Tensor, "m n"], direction: Float[Tensor, "m 
     a, s, bh = torch.linalg.svd(gradient.double(), full_matrices=False)
     kept = s > 1e-12 * s[0]
     gains = ((a.T @ direction.double()) * bh).sum(1)[kept]
-    return float(((gains - 1).abs() > 0.5).double().mean())
+    return float(((gains - 1).abs() > 0.5).double().mean()) if len(gains) else 0.0
 
 
 @torch.no_grad()

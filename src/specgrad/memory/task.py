@@ -276,9 +276,12 @@ class Task:
         """Frequencies of a minibatch, ``Multinomial(B, p) / B``, drawn with replacement and afresh for each step.
 
         Raises:
-            ValueError: if ``batch_size`` is below 1.
+            ValueError: if ``batch_size`` is below 1 or ``step`` below 0.
         """
         check_integer("memory.Task.sample", "batch_size", batch_size)
+        check_integer("memory.Task.sample", "step", step)
+        if step < 0:
+            raise ValueError(f"`step` of `memory.Task.sample` must be >= 0; got {step}.")
         if batch_size < 1:
             raise ValueError(f"`batch_size` of `memory.Task.sample` must be >= 1; got {batch_size}.")
         counts = np.random.default_rng([self.seed, 2, step]).multinomial(batch_size, self.frequencies.cpu().numpy())

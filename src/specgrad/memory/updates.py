@@ -109,6 +109,8 @@ def direction(
     """
     if update not in get_args(Update):
         raise ValueError(f"`update` must be one of {', '.join(get_args(Update))}, or build an optimizer; got {update!r}.")
+    if gradient.shape != (task.dim, task.dim):
+        raise ValueError(f"`gradient` must have shape ({task.dim}, {task.dim}); got {tuple(gradient.shape)}.")
     if update == "gd":
         return gradient
     if update == "muon":
