@@ -147,3 +147,8 @@ def test_bad_settings_are_refused_by_name(settings, error, message):
 def test_rerouting_without_a_probe_says_what_to_do():
     with pytest.raises(RuntimeError, match=r"adapt=probe"):
         Muon(param_groups(network())).reroute()
+
+
+def test_a_probe_of_another_model_is_refused():
+    with pytest.raises(ValueError, match="`adapt` must watch the model of these parameters; it knows none of the 3"):
+        Muon(param_groups(network()), adapt=Probe(network()))

@@ -101,6 +101,15 @@ def arranged_like(groups: list[dict[str, Any]], saved: list[dict[str, Any]]) -> 
             group["param_names"], group["params"] = [n for n, _ in pairs], [p for _, p in pairs]
 
 
+def check_knows(groups: list[dict[str, Any]], adviser: Any) -> None:
+    """Refuses an adviser that says, by a method ``knows``, that it watches none of the spectral parameters."""
+    spectral = [p for group in groups if group.get("update") == "spectral" for p in group["params"]]
+    if spectral and hasattr(adviser, "knows") and not any(map(adviser.knows, spectral)):
+        raise ValueError(
+            f"`adapt` must watch the model of these parameters; it knows none of the {len(spectral)} spectral ones."
+        )
+
+
 def check_settings(adviser: Any, every: int, threshold: float, hysteresis: float) -> None:
     """Refuses settings out of range, by name and value."""
     if not isinstance(adviser, Adviser):

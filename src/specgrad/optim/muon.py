@@ -10,7 +10,7 @@ from torch import Tensor
 from specgrad.linalg import polar_factor
 from specgrad.linalg.polar import Method, Mode
 from specgrad.linalg.torch_muon import TorchMuonPolar
-from specgrad.optim.adapt import arranged_like, carried_state, check_settings, decide, move, with_twins
+from specgrad.optim.adapt import arranged_like, carried_state, check_knows, check_settings, decide, move, with_twins
 from specgrad.optim.scaling import Scale
 from specgrad.optim.spectral import Nonfinite, SpectralOptimizer, as_groups, initial_state
 
@@ -101,6 +101,8 @@ class Muon(SpectralOptimizer):
             check_settings(adapt, adapt_every, threshold, hysteresis)
             params = with_twins(as_groups(params))
         super().__init__(params, lr, momentum, nesterov, weight_decay, nonfinite=nonfinite, **settings)
+        if adapt is not None:
+            check_knows(self.param_groups, adapt)
         self.adapt, self.adapt_every, self.threshold, self.hysteresis = adapt, adapt_every, threshold, hysteresis
         self._steps = 0
 

@@ -273,6 +273,10 @@ class Probe:
         self.overflows, self._forced, self._starts = state["overflows"], state["forced"], dict(state["starts"])
         self.resume_at(state["step"])
 
+    def knows(self, parameter: Tensor) -> bool:
+        """Whether a parameter is among those that are measured."""
+        return any(layer.weight is parameter for layer in self.layers)
+
     def evidence(self, parameter: Tensor) -> Evidence | None:
         """What the last measurements say on a parameter, for an optimizer that adapts; None where nothing is known."""
         names = {layer.parameter for layer in self.layers if layer.weight is parameter}
