@@ -22,7 +22,7 @@ PAPER = _aim.PAPER
 FIGURE = "rate of Theorem 1: finite-dimensional population loss against the Gaussian limit"
 EXPERIMENT = "aim-gap"
 CODE = (*_aim.CODE, "specgrad.figures.aim_gap")
-MINUTES = {"quick": 0.1}
+MINUTES = {"quick": 0.1, "paper": 3}
 
 
 def skewed(scores: Float[Tensor, "*batch 1 1 2"]) -> Float[Tensor, "*batch"]:

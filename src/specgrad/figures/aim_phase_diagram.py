@@ -21,7 +21,7 @@ PAPER = _aim.PAPER
 FIGURE = "phase diagram of weak recovery over the ranks, from the exact solution (not in the paper)"
 EXPERIMENT = "aim-phase-diagram"
 CODE = (*_aim.CODE, "specgrad.figures.aim_phase_diagram")
-MINUTES = {"quick": 0.1}
+MINUTES = {"quick": 0.1, "paper": 5}
 
 # Overlap at which the initial slope must give the time to within the stated tolerance.
 _SMALL = 1e-3

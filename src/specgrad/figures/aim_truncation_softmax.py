@@ -7,7 +7,7 @@ from specgrad.figures._aim import PAPER
 from specgrad.figures._aim_truncation import CODE, EXPERIMENT, Config, check, draw, measure
 
 FIGURE = "figure 1: truncation orders against online SGD, softmax, two tokens"
-MINUTES = {"quick": 0.1}
+MINUTES = {"quick": 0.1, "paper": 13}
 PRESETS = {
     "quick": [Config()],
     "paper": [Config(dim=400, lr=0.01, draws=2, orders=(4, 8, 12, 16))],

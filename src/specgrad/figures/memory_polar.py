@@ -21,7 +21,7 @@ PAPER = "kim2026"
 FIGURE = "the resolution of Theorem 4.1 measured, and polar methods in use; ours"
 EXPERIMENT = "memory-polar"
 CODE = (*SHARED_CODE, "specgrad.figures.memory_polar")
-MINUTES = {"quick": 0.1}
+MINUTES = {"quick": 0.1, "paper": 7}
 
 # lambda in units of d^-alpha.
 _RELATIVE = (0.001, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)

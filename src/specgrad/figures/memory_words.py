@@ -85,6 +85,7 @@ class Config:
         return word_counts(shakespeare() if self.text is None else read_text(self.text))[1]
 
 
+MINUTES = {"quick": 0.1, "paper": 0.5}
 PRESETS = {
     "quick": [Config(dim=dim, seed=s) for dim in (64, 128, 256) for s in range(3)],
     "paper": [Config(dim=dim, seed=s) for dim in (64, 128, 256, 512) for s in range(6)],

@@ -23,7 +23,7 @@ from specgrad.probe import Probe
 PAPER = "davis2025"
 FIGURE = "not in the paper: routing by a one-step advantage"
 EXPERIMENT = "probe-adaptive"
-MINUTES = {"quick": 0.2}
+MINUTES = {"quick": 0.2, "paper": 17}
 
 Strategy = Literal["adamw", "worst-half", "best-half", "adaptive", "muon"]
 
