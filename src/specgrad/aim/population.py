@@ -72,6 +72,7 @@ def population_gap(
         ValueError: for a number of matrices that does not fit, fewer than 1000 samples, or terms of more than four features.
 
     Example:
+        >>> from specgrad.aim import Task
         >>> matrices = Task(dim=50, activation="tanh").matrices()
         >>> gap = population_gap(Potential("tanh"), matrices, samples=20_000)
         >>> abs(gap.gap - gap.fourth) < 4 * gap.error + 0.3 / 50
