@@ -106,7 +106,7 @@ def _forward_mode(target: Target, direction: Tensor, objective: Objective, part:
                 module.__dict__.pop(leaf, None)
                 module._parameters[leaf] = parameter
         if z is None:
-            raise NotImplementedError("no tangent reached the outputs")
+            raise RuntimeError("no tangent reached the outputs")
         return outputs.detach(), z.detach()
 
 
