@@ -159,6 +159,8 @@ def test_a_stopped_sweep_keeps_states_and_leaves_no_process(tmp_path, workers, n
     store = Store(tmp_path)
     process = start(store.path, workers, 0.5)
     wait_for(lambda: list(store.path.glob("*.parquet")))
+    # The worker that has finished a run is by now in the first or second of the next one's three pauses of half a second.
+    time.sleep(0.7)
     process.send_signal(number)
     _, error = process.communicate(timeout=30)
     assert process.returncode == 0, error
