@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from specgrad.aim.observables import measure_matrices, order_columns, overlap, word_moment, word_name
+from specgrad.aim.ode import are_times
 from specgrad.aim.scores import Batch, Model
 from specgrad.aim.task import Task
 from specgrad.runs.seeds import stream
@@ -164,13 +165,7 @@ def _measured_times(t_max: float | None, t_eval: Any) -> np.ndarray:
     if (t_max is None) == (t_eval is None):
         raise ValueError("`t_max` or `t_eval` of `aim.simulate` must be given, and not both.")
     times = np.linspace(0.0, float(t_max), 41) if t_max is not None else np.atleast_1d(np.asarray(t_eval, dtype=float))
-    if (
-        times.ndim != 1
-        or len(times) == 0
-        or not np.isfinite(times).all()
-        or (times < 0).any()
-        or (np.diff(times) <= 0).any()
-    ):
+    if not are_times(times):
         got = t_eval if t_max is None else t_max
         raise ValueError(f"`t_max` (> 0) or `t_eval` of `aim.simulate` must give finite, ascending times >= 0; got {got}.")
     return times

@@ -17,6 +17,12 @@ class LeftDomain(Exception):
     """The right-hand side was asked at a state where it is not defined."""
 
 
+def are_times(times: np.ndarray) -> bool:
+    """Whether an array lists times: at least one, finite, >= 0 and ascending."""
+    listed = times.ndim == 1 and len(times) > 0 and bool(np.isfinite(times).all())
+    return listed and bool(times[0] >= 0 and (np.diff(times) > 0).all())
+
+
 def integrate(
     rhs: Callable[[float, Vector], Vector],
     start: Vector,

@@ -13,6 +13,7 @@ from specgrad.aim.direct import solve_closed
 from specgrad.aim.flow import is_linear, solve_flow
 from specgrad.aim.hierarchy import solve_hierarchy, taylor_radius, trusted_until
 from specgrad.aim.observables import order_columns, overlap
+from specgrad.aim.ode import are_times
 from specgrad.aim.task import Task
 
 Method = Literal["auto", "exact", "closure", "hierarchy", "flow", "closed"]
@@ -124,13 +125,7 @@ def _times(t_eval: Any, t_max: float | None) -> Times:
             raise ValueError(f"`t_max` of `aim.solve` must be finite and > 0; got {t_max}.")
         return np.linspace(0.0, t_max, 61)
     times = np.atleast_1d(np.asarray(t_eval, dtype=float))
-    if (
-        times.ndim != 1
-        or len(times) == 0
-        or not np.isfinite(times).all()
-        or (times < 0).any()
-        or (np.diff(times) <= 0).any()
-    ):
+    if not are_times(times):
         raise ValueError(f"`t_eval` of `aim.solve` must list finite, ascending times >= 0; got {t_eval}.")
     return times
 
