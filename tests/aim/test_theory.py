@@ -20,7 +20,7 @@ def described(case):
     return f"{case['init'][:5]}-{case['act']}-{case['M']}"
 
 
-def close(out, case, rtol):
+def check_close(out, case, rtol):
     for name in COLUMNS:
         np.testing.assert_allclose(out[name], case[name], rtol=rtol)
 
@@ -73,19 +73,19 @@ def test_spectral_laws_have_the_moments_of_drawn_matrices(ratio):
 def test_hierarchy_equals_the_reference(case):
     task, seed = task_of(case)
     out = solve(task, "hierarchy", t_eval=case["t"], order=case["M"], seed=seed, untrusted="keep", rtol=1e-11)
-    close(out, case, case["rtol"])
+    check_close(out, case, case["rtol"])
 
 
 @pytest.mark.parametrize("case", [c for c in TIED if c["M"] in ("matrix_flow", "riccati_closed_form")], ids=described)
 def test_matrix_flow_and_its_closed_form_equal_the_reference(case):
     task, seed = task_of(case)
-    close(solve(task, "flow", t_eval=case["t"], seed=seed, rtol=1e-11), case, case["rtol"])
+    check_close(solve(task, "flow", t_eval=case["t"], seed=seed, rtol=1e-11), case, case["rtol"])
 
 
 @pytest.mark.parametrize("case", [c for c in TIED if c["M"] == "operator_closure_m5"], ids=described)
 def test_closure_equals_the_reference(case):
     task, _ = task_of(case)
-    close(solve(task, "closure", t_eval=case["t"], order=5, rtol=1e-10), case, case["rtol"])
+    check_close(solve(task, "closure", t_eval=case["t"], order=5, rtol=1e-10), case, case["rtol"])
 
 
 @pytest.mark.parametrize("case", EXACT["cases"], ids=lambda c: c["activation"])
