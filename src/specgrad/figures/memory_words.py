@@ -201,10 +201,10 @@ def draw(table: pl.DataFrame) -> Figure:
         right.loglog(rows["dim"], rows["count"], color=COLOURS[update], linewidth=1)
         rows = runs.filter(pl.col("update") == update, pl.col("law") == "shared").group_by("dim").agg(pl.col("count").mean())
         right.loglog(rows.sort("dim")["dim"], rows.sort("dim")["count"], "--", color=COLOURS[update], linewidth=1)
-    shared = ", dashed: shared answers" if "shared" in runs["law"] else ""
-    right.set(xlabel="dimension d", ylabel="recovered facts", title=f"Markers: measured, lines: fitted{shared}")
-    right.title.set_fontsize(8)
+    right.set(xlabel="dimension d", ylabel="recovered facts", title="Capacity after one step")
     measured_ticks(right, runs["dim"].unique().to_list())
     plain_minor_ticks(right)
-    right.legend(fontsize=8)
+    lines = "markers: measured; lines: fitted" + ("; dashes: shared answers" if "shared" in runs["law"] else "")
+    handles, labels = right.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8, title=lines, title_fontsize=8)
     return figure
