@@ -1,7 +1,10 @@
 import numpy as np
 import pytest
+import torch
+from scipy.optimize import minimize_scalar
 
-from specgrad.linalg.zolotarev import rational_sign
+from specgrad.linalg.backend import gram_of_rows
+from specgrad.linalg.zolotarev import polar_zolotarev, rational_sign
 
 # (poles, interval): scale, residues, shifts, error; computed independently from the closed formulas.
 KNOWN = {
@@ -42,3 +45,31 @@ def test_error_equioscillates_between_plus_and_minus_the_stated_error(poles, int
 def test_settings_out_of_range_are_refused(poles, interval):
     with pytest.raises(ValueError, match=r"`(poles|interval)`"):
         rational_sign(poles, interval)
+
+
+@pytest.mark.parametrize("backend", ["torch", "scipy"])
+@pytest.mark.parametrize("shape", [(1, 1), (65, 70), (131, 131), (257, 300), (300, 1203)])
+def test_the_rational_function_is_applied_to_the_singular_values(shape, backend):
+    matrix = torch.from_numpy(np.random.default_rng(0).standard_normal(shape))
+    sign = rational_sign(4, 5e-4)
+    u, s, vh = torch.linalg.svd(matrix, full_matrices=False)
+    got = polar_zolotarev(matrix, poles=4, interval=5e-4, backend=backend)
+    images = (u.mT @ got @ vh.mT).diagonal()
+    assert torch.allclose(got, (u * images) @ vh, atol=1e-9)
+
+    # The largest singular value is estimated, so that the function's argument is known up to one factor.
+    def distance(estimate: float) -> float:
+        return float(np.abs(images.numpy() - sign((s / s[0]).numpy() / estimate)).max())
+
+    grid = np.linspace(0.9, 1.1, 201)
+    best = grid[np.argmin([distance(e) for e in grid])]
+    assert (
+        minimize_scalar(distance, bounds=(best - 0.001, best + 0.001), method="bounded", options={"xatol": 1e-13}).fun < 1e-6
+    )
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (191, 7), (192, 5), (193, 4), (2, 3, 250, 6)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_gram_matrix_is_the_product_with_the_transpose(shape, dtype):
+    x = torch.from_numpy(np.random.default_rng(1).standard_normal(shape)).to(dtype)
+    assert torch.allclose(gram_of_rows(x), x @ x.mT, rtol=1e-5, atol=1e-5 if dtype == torch.float32 else 1e-12)

@@ -7,9 +7,13 @@ from functools import cache
 from typing import Literal, get_args
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 Backend = Literal["auto", "torch", "scipy"]
+
+# Blocks of rows of a Gram matrix, and the number of rows from which leaving out the upper ones pays.
+_GRAM_BLOCKS, _GRAM_BLOCKS_FROM = 4, 192
 
 
 def resolve_backend(backend: Backend, matrix: Tensor) -> Literal["torch", "scipy"]:
@@ -34,6 +38,20 @@ def _one_thread() -> bool:
     return (
         torch.get_num_threads() == 1 and (os.environ.get("OPENBLAS_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS")) == "1"
     )
+
+
+def gram_of_rows(x: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch m m"]:
+    """``x x^T``; on a CPU only its blocks on and below the diagonal are multiplied."""
+    rows = x.shape[-2]
+    if x.device.type != "cpu" or rows < _GRAM_BLOCKS_FROM:
+        return x @ x.mT
+    gram = x.new_empty(*x.shape[:-2], rows, rows)
+    block = -(-rows // _GRAM_BLOCKS)
+    for begin in range(0, rows, block):
+        end = min(begin + block, rows)
+        gram[..., begin:end, :end] = x[..., begin:end, :] @ x[..., :end, :].mT
+        gram[..., :begin, begin:end] = gram[..., begin:end, :begin].mT
+    return gram
 
 
 @cache

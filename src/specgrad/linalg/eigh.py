@@ -13,7 +13,7 @@ from scipy.linalg.blas import dsyrk
 from scipy.linalg.lapack import dsyevd
 from torch import Tensor
 
-from specgrad.linalg.backend import Backend, resolve_backend
+from specgrad.linalg.backend import Backend, gram_of_rows, resolve_backend
 from specgrad.linalg.exact import polar_svd
 
 # Rows below this share of the largest row norm are rotated again inside their own span, twice at most.
@@ -43,7 +43,7 @@ def polar_eigh(matrix: Float[Tensor, "m n"]) -> Float[Tensor, "m n"]:
     if not scale > 0:
         return torch.zeros_like(matrix)
     x = x / scale
-    v = torch.linalg.eigh(x @ x.mT).eigenvectors
+    v = torch.linalg.eigh(gram_of_rows(x)).eigenvectors
     rows = v.mT @ x
     norms = torch.linalg.vector_norm(rows, dim=1)
     for power in (1, 2):
@@ -58,7 +58,7 @@ def polar_eigh(matrix: Float[Tensor, "m n"]) -> Float[Tensor, "m n"]:
     if not keep.all():
         rows, norms, v = rows[keep], norms[keep], v[:, keep]
     rows = rows / norms[:, None]
-    overlap = rows @ rows.mT
+    overlap = gram_of_rows(rows)
     overlap.diagonal().zero_()
     left = v - v @ (overlap * (norms / (norms[:, None] + norms)))
     result: Tensor = left @ rows
@@ -98,7 +98,7 @@ def polar_strict(matrix: Float[Tensor, "m n"], backend: Backend = "auto") -> Flo
 def _eigh_of_gram(x: Float[Tensor, "m n"], backend: Backend) -> tuple[Float[Tensor, " m"], Float[Tensor, "m m"]]:
     """Eigenvalues, ascending, and eigenvectors of ``x x^T`` in float64."""
     if resolve_backend(backend, x) == "torch":
-        w, v = torch.linalg.eigh(x @ x.mT)
+        w, v = torch.linalg.eigh(gram_of_rows(x))
         return w, v
     # The transpose of a row-major matrix is column-major, which is what BLAS reads without a copy.
     values, vectors, info = dsyevd(dsyrk(1.0, x.numpy().T, trans=1, lower=1), lower=1, overwrite_a=1)

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from specgrad.linalg.backend import exact_products
+from specgrad.linalg.backend import exact_products, gram_of_rows
 
 
 @torch.no_grad()
@@ -47,7 +47,7 @@ def short_gram(matrix: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch k k
     """Gram matrix of the shorter side, in float64."""
     wide = (matrix.mT if matrix.shape[-2] > matrix.shape[-1] else matrix).double()
     with exact_products(matrix.device):
-        return wide @ wide.mT
+        return gram_of_rows(wide)
 
 
 def spectral_norm(matrix: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch"]:
