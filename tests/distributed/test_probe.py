@@ -3,7 +3,9 @@
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from specgrad import Probe
@@ -85,8 +87,8 @@ def test_two_processes_report_the_statistics_of_one(job, tmp_path):
             assert values == pytest.approx(expected[layer], rel=1e-4), layer
 
 
-def levels(rank, world, results):
-    model = DistributedDataParallel(Model())
+def levels(rank, world, results, wrap=DistributedDataParallel):
+    model = wrap(Model())
     part = ids().chunk(world)[rank]
     probe = Probe(model)
     results[rank] = (
@@ -97,6 +99,21 @@ def levels(rank, world, results):
     )
 
 
+def levels_sharded(rank, world, results):
+    levels(rank, world, results, in_shards)
+
+
+def levels_sharded_half_precision(rank, world, results):
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    levels(rank, world, results, lambda model: in_shards(model, mp_policy=policy))
+
+
+def in_shards(model, **settings):
+    fully_shard([model.norm, model.head], **settings)
+    fully_shard(model, **settings)
+    return model
+
+
 def refusal(probe, part):
     try:
         probe.measure_advantage(part, part)
@@ -104,28 +121,60 @@ def refusal(probe, part):
         return str(error)
 
 
-def test_levels_two_and_three_of_two_processes_are_those_of_the_whole_batch(tmp_path):
+@pytest.mark.parametrize("job", [levels, levels_sharded, levels_sharded_half_precision])
+def test_levels_two_and_three_of_two_processes_are_those_of_the_whole_batch(job, tmp_path):
     probe = Probe(Model())
     whole = ids(), ids().roll(1, 1)
     advantages = [r["advantage"] for r in probe.measure_advantage(*whole, draws=100)]
     steps = [r["step_spectral"] for r in probe.measure_advantage(*whole, method="gauss_newton")]
     gains = [r["gain"] for r in probe.measure_gain(*whole)]
-    for got in run(levels, 2, tmp_path):
+    for got in run(job, 2, tmp_path):
         assert got[0] == pytest.approx(advantages, rel=0.25)
         assert got[1] == pytest.approx(steps, rel=1e-3)
         assert got[2] == pytest.approx(gains, rel=1e-3, nan_ok=True)
         assert "equally many sequences on every rank" in got[3]
 
 
-def sharded_levels(rank, world, results):
+def trained(rank, world, results):
+    outcomes = []
+    for measuring in (False, True):
+        model = in_shards(Model())
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        part = ids().chunk(world)[rank]
+        probe = Probe(model, every=2)
+        seen = []
+        with probe:
+            for step in range(4):
+                loss_of(model, part).backward()
+                seen.append(len(probe.step()))
+                optimizer.step()
+                optimizer.zero_grad()
+                if measuring and step % 2:
+                    probe.measure_advantage(part, part, draws=2)
+                    probe.measure_gain(part, part, pattern="inner")
+                    with torch.no_grad():
+                        model(part)  # leaves the outermost parameters gathered
+                    probe.measure_advantage(part, part, draws=2)
+        outcomes.append((seen, [p.full_tensor().tolist() for p in model.parameters()]))
+    results[rank] = outcomes
+
+
+def test_measuring_a_sharded_model_leaves_its_training_as_it_was(tmp_path):
+    for plain, measured_too in run(trained, 2, tmp_path):
+        assert plain == measured_too
+        assert plain[0] == [4, 0, 4, 0]
+
+
+def in_tensor_shards(rank, world, results):
     model = Model()
-    fully_shard(model)
+    parallelize_module(model, init_device_mesh("cpu", (world,)), {"inner": ColwiseParallel()})
     try:
-        Probe(model).measure_advantage(ids(), ids())
+        Probe(model, pattern="head").measure_advantage(ids(), ids())
     except ValueError as error:
         results[rank] = str(error)
 
 
-def test_levels_two_and_three_refuse_sharded_matrices(tmp_path):
-    for message in run(sharded_levels, 2, tmp_path):
-        assert "must hold whole matrices" in message
+def test_levels_two_and_three_refuse_a_model_whose_modules_expect_shards(tmp_path):
+    for message in run(in_tensor_shards, 2, tmp_path):
+        assert "must hold whole matrices here" in message
+        assert "inner.weight" in message

@@ -48,7 +48,8 @@ def measure_advantage(
     """Predicted one-step advantage of a spectral over a Euclidean step, block by block, at the present weights.
 
     The model is evaluated in eval mode (no dropout) on the batch given; weights, gradients, buffers and random numbers are
-    left as they were. Early in training nothing predicts well; ``method="gauss_newton"`` says so.
+    left as they were. A model under ``fully_shard`` is gathered on every rank meanwhile. Early in training nothing predicts
+    well; ``method="gauss_newton"`` says so.
 
     Args:
         model: the model.

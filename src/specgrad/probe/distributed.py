@@ -4,6 +4,8 @@ Nothing of this imports ``torch.distributed`` unless the model is distributed.
 """
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -61,3 +63,69 @@ def reduce_gradient(gradient: Tensor | None, weight: Tensor, group: Any) -> Tens
     torch.distributed.all_reduce(mine, group=group)
     torch.distributed.all_reduce(counted, group=group)
     return mine / torch.distributed.get_world_size(group) if counted.item() else None
+
+
+@contextmanager
+def whole_matrices(model: nn.Module) -> Iterator[None]:
+    """The model with whole matrices in place of those that ``fully_shard`` split, and without its hooks.
+
+    Every rank gathers all of them, so that all must enter, and needs the memory of the whole model.
+
+    Raises:
+        ValueError: for parameters sharded in another way (tensor parallelism), whose modules expect shards.
+    """
+    module = sys.modules.get("torch.distributed.fsdp")
+    parts: list[Any] = [] if module is None else [m for m in model.modules() if isinstance(m, module.FSDPModule)]
+    for part in parts:
+        part.reshard()
+    gatherable = {
+        id(parameter.sharded_param)
+        for part in parts
+        for group in _groups(part._get_fsdp_state())
+        for parameter in group.fsdp_params
+        if not parameter.is_dtensor
+    }
+    for name, parameter in model.named_parameters():
+        if is_sharded(parameter) and id(parameter) not in gatherable:
+            raise ValueError(
+                f"`model` must hold whole matrices here, or be sharded by `fully_shard` alone; got the sharded parameter "
+                f"{name}. Load the full state dict into a copy of the model that is not sharded, and measure there."
+            )
+    wholes: dict[int, nn.Parameter] = {}
+    stores: list[dict[str, Any]] = [m._parameters for m in model.modules()] if gatherable else []
+    before = [dict(store) for store in stores]
+    hooks = [(m, m._forward_pre_hooks, m._forward_hooks) for m in model.modules()] if parts else []
+    try:
+        for owner, *found in hooks:
+            for attribute, registered in zip(("_forward_pre_hooks", "_forward_hooks"), found, strict=True):
+                kept = ((k, hook) for k, hook in registered.items() if not _of_fsdp(hook))
+                setattr(owner, attribute, type(registered)(kept))
+        for store in stores:
+            for leaf, parameter in store.items():
+                if id(parameter) in gatherable:
+                    if id(parameter) not in wholes:
+                        wholes[id(parameter)] = _gathered(parameter)
+                    store[leaf] = wholes[id(parameter)]
+        yield
+    finally:
+        for store, parameters in zip(stores, before, strict=True):
+            store.update(parameters)
+        for owner, pre, post in hooks:
+            owner._forward_pre_hooks, owner._forward_hooks = pre, post
+
+
+def _groups(state: Any) -> list[Any]:
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    # Earlier versions of PyTorch have one group, or none where a module has no parameters of its own.
+    return [group for group in [state._fsdp_param_group] if group is not None]
+
+
+def _of_fsdp(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith("torch.distributed.fsdp")
+
+
+def _gathered(parameter: Any) -> nn.Parameter:
+    place = parameter.device_mesh.device_type
+    there = parameter.detach() if parameter.device.type == place else parameter.detach().to(place)
+    return nn.Parameter(there.full_tensor(), requires_grad=parameter.requires_grad)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specgrad.optim.sharding import is_sharded
+from specgrad.probe.distributed import whole_matrices
 from specgrad.probe.likelihoods import Likelihood
 
 Forward = Callable[[nn.Module, Any], Tensor]
@@ -178,14 +178,8 @@ def untouched(model: nn.Module) -> Iterator[None]:
     """Evaluates a model in eval mode, eagerly, with gradients; restores modes, buffers and random numbers.
 
     Raises:
-        ValueError: for sharded parameters, whose matrices no rank holds.
+        ValueError: for sharded parameters that cannot be gathered.
     """
-    for name, parameter in model.named_parameters():
-        if is_sharded(parameter):
-            raise ValueError(
-                f"`model` must hold whole matrices here; got the sharded parameter {name}. Load the full state dict into a "
-                "copy of the model that is not sharded, and measure there."
-            )
     modes = {module: module.training for module in model.modules()}
     # An embedding with `max_norm` shrinks its rows when they are looked up.
     shrinking = [m.weight for m in model.modules() if isinstance(m, nn.Embedding) and m.max_norm is not None]
@@ -193,7 +187,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     stance = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else None
     try:
-        with torch.random.fork_rng(devices=devices), torch.enable_grad():
+        with torch.random.fork_rng(devices=devices), torch.enable_grad(), whole_matrices(model):
             model.eval()
             yield
     finally:
