@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from specgrad.aim import Potential
 from specgrad.aim.activations import activation_named
-from specgrad.aim.losses import SquaredDifference
+from specgrad.aim.losses import Automatic, SquaredDifference, SquaredSoftmax
 from specgrad.aim.mehler import moments_by_series
 from specgrad.aim.quadrature import moments_on_grid, square_root
 from tests.aim.reference import AIM
@@ -19,6 +19,7 @@ CASES = {
     "sine": Potential(torch.sin),
     "softmax, 2 tokens": Potential("softmax", tokens=2),
     "softmax, correlated": Potential("softmax", tokens=2, covariance=[[1.0, 0.4], [0.4, 1.5]]),
+    "softmax, 3 tokens": Potential("softmax", tokens=3, covariance=[[1.0, 0.4, 0.0], [0.4, 1.5, 0.2], [0.0, 0.2, 0.7]]),
     "tanh, correlated": Potential("tanh", tokens=2, covariance=[[1.0, 0.4], [0.4, 1.5]]),
     "two students": Potential("h2", signs=(1, 1, -1)),
 }
@@ -109,6 +110,18 @@ def test_the_series_keeps_its_accuracy_where_tanh_is_nearly_a_step():
     assert potential.evaluate(q).routes[0].startswith("Hermite series")
     assert potential.value(q) == pytest.approx(value, rel=1e-8)
     assert potential.gamma(q)[0, 1] == pytest.approx(cross, rel=1e-8)
+
+
+@pytest.mark.parametrize("tokens", [2, 3, 4])
+@pytest.mark.parametrize("signs", [(1, -1), (1, 1, -1)])
+def test_derivatives_of_a_softmax_row_are_those_of_automatic_differentiation(tokens, signs):
+    by_hand = SquaredSoftmax(tokens, signs)
+    y = torch.randn(50, (tokens - 1) * len(signs), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for found, known in zip(by_hand.derivatives(y), Automatic(by_hand.value).derivatives(y), strict=True):
+        torch.testing.assert_close(found, known, rtol=0, atol=1e-14)
+    rows = torch.cat([torch.zeros(50, 1, len(signs), dtype=torch.float64), y.reshape(50, tokens - 1, -1)], dim=1)
+    known = (torch.softmax(rows, dim=1) @ y.new_tensor(signs)).square().sum(1)
+    torch.testing.assert_close(by_hand.value(y), known, rtol=0, atol=1e-14)
 
 
 def test_many_heads_need_no_sampling():

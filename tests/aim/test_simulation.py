@@ -13,6 +13,7 @@ RUNS = {
     "tied h1": (Task(dim=60, activation="h1"), 0.005, 0.3, 0.02),
     "tied h2": (Task(dim=60, activation="h2"), 0.002, 0.05, 0.04),
     "tied softmax": (Task(dim=60, activation="softmax", tokens=2), 0.03, 1.0, 0.03),
+    "tied softmax, three tokens": (Task(dim=40, activation="softmax", tokens=3), 0.02, 0.4, 0.03),
     "tied, correlated tokens, decay": (
         Task(dim=40, activation="tanh", tokens=2, covariance=[[1.0, 0.4], [0.4, 1.5]], weight_decay=1.0), 0.01, 0.2, 0.03,
     ),

@@ -56,6 +56,56 @@ class SquaredDifference:
 
 
 @dataclass(frozen=True)
+class SquaredSoftmax:
+    """``|sum_k sign_k softmax(0, y_k)|^2``: a row's attention of the students minus that of the teachers, squared.
+
+    Features are the row's scores minus that of its first token, token by token and in each token index by index.
+
+    Attributes:
+        tokens: entries of the row, one more than there are features of an index.
+        signs: +1 for a student, -1 for a teacher.
+    """
+
+    tokens: int
+    signs: tuple[int, ...]
+
+    @property
+    def degree(self) -> None:
+        """No polynomial."""
+        return None
+
+    def value(self, y: Float[Tensor, "batch n"]) -> Float[Tensor, " batch"]:
+        """The function at each row."""
+        return (self._softmax(y) * y.new_tensor(self.signs)[:, None]).sum(1).square().sum(0)
+
+    def derivatives(self, y: Float[Tensor, "batch n"]) -> Derivatives:
+        """Value, gradient and Hessian at each row; by hand twenty times faster than automatically."""
+        p, signs = self._softmax(y), self.signs
+        residual = (p * y.new_tensor(signs)[:, None]).sum(1)
+        q, excess = p[1:], residual[1:, None] - (residual[:, None] * p).sum(0)
+        gradient = 2 * y.new_tensor(signs)[:, None] * q * excess
+        products = [[(p[:, k] * p[:, m]).sum(0) for m in range(k + 1)] for k in range(len(signs))]
+        places = [(a, k) for a in range(self.tokens - 1) for k in range(len(signs))]
+        hessian = y.new_empty(len(places), len(places), len(y))
+        for row, (a, k) in enumerate(places):
+            for column, (b, m) in enumerate(places[: row + 1]):
+                # Two slopes of the residual, and for one index its curvature.
+                entry = products[max(k, m)][min(k, m)] - q[a, m] - q[b, k]
+                if k == m:
+                    entry = entry - signs[k] * (excess[a, k] + excess[b, k])
+                entry = entry * q[b, m]
+                if a == b:
+                    entry = entry + (q[a, m] + signs[k] * excess[a, k] if k == m else q[a, m])
+                hessian[row, column] = 2 * signs[k] * signs[m] * q[a, k] * entry
+                hessian[column, row] = hessian[row, column]
+        return residual.square().sum(0), gradient.flatten(0, 1).mT, hessian.permute(2, 0, 1)
+
+    def _softmax(self, y: Float[Tensor, "batch n"]) -> Float[Tensor, "tokens indices batch"]:
+        rows = y.mT.reshape(self.tokens - 1, len(self.signs), -1)
+        return torch.softmax(torch.cat([torch.zeros_like(rows[:1]), rows]), dim=0)
+
+
+@dataclass(frozen=True)
 class Automatic:
     """Any function of features; derivatives by automatic differentiation.
 
@@ -87,7 +137,7 @@ class Automatic:
 
 
 # A function of features: ``value`` and ``derivatives`` at rows, and the ``degree`` of a polynomial.
-FeatureFunction = SquaredDifference | Automatic
+FeatureFunction = SquaredDifference | SquaredSoftmax | Automatic
 
 
 @dataclass(frozen=True)
@@ -177,11 +227,6 @@ def _softmax_loss(tokens: int, signs: tuple[int, ...]) -> Loss:
     def function(scores: Float[Tensor, "*batch tokens tokens indices"]) -> Float[Tensor, "*batch"]:
         return ((torch.softmax(scores, dim=-2) @ scores.new_tensor(signs)) ** 2).sum((-2, -1))
 
-    def of_differences(y: Float[Tensor, "batch n"]) -> Float[Tensor, " batch"]:
-        rows = y.reshape(-1, tokens - 1, indices)
-        rows = torch.cat([torch.zeros_like(rows[:, :1]), rows], dim=1)
-        return ((torch.softmax(rows, dim=1) @ y.new_tensor(signs)) ** 2).sum(1)
-
     terms = []
     for i in range(tokens):
         others = [j for j in range(tokens) if j != i]
@@ -192,7 +237,7 @@ def _softmax_loss(tokens: int, signs: tuple[int, ...]) -> Loss:
         flat = features.reshape(-1, tokens, tokens, indices)
         # Two tokens: the row is (1 - s, s) with s the logistic function of the difference.
         logistic = SquaredDifference(activation_named("logistic"), signs, 2.0)
-        terms.append(Term(flat, logistic if tokens == 2 else Automatic(of_differences)))
+        terms.append(Term(flat, logistic if tokens == 2 else SquaredSoftmax(tokens, signs)))
     return Loss("squared, softmax", function, tuple(terms))
 
 
