@@ -83,10 +83,12 @@ def test_fits_recover_a_power_law_and_take_a_zero_for_less_than_one():
 
 
 def test_a_gradient_descent_that_stores_as_much_fails_the_capacity_claim():
+    kinds = [("gd", False), ("muon", False), ("newton", False), ("gd", True)]
+    stored = {d: {"count": 0.2 * d**1.333, "top90": 0.2 * d**1.333} for d in (128, 256, 512, 1024)}
     rows = [
-        {"update": update, "alpha": 1.5, "dim": d, "seed": 0, "count": 0.2 * d**1.333, "top90": 0.2 * d**1.333}
-        for update in ("gd", "muon", "newton")
-        for d in (128, 256, 512, 1024)
+        {"update": update, "gd_only": gd_only, "alpha": 1.5, "dim": d, "seed": 0} | stored[d]
+        for update, gd_only in kinds
+        for d in stored
     ]
     failed = [check.name for check in memory_capacity.check(pl.DataFrame(rows)) if not check.passed]
     assert len(failed) == 2

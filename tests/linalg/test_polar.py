@@ -123,6 +123,7 @@ def test_empty_matrices_and_batches_come_back_empty(shape):
     "arguments, error, message",
     [
         ({"matrix": torch.ones(3)}, ValueError, "at least two axes"),
+        ({"matrix": torch.ones(2, 2).numpy()}, TypeError, "`matrix` of `polar_factor` must be a torch tensor; got ndarray"),
         ({"matrix": torch.ones(2, 2, dtype=torch.int64)}, TypeError, "real floating dtype"),
         ({"matrix": torch.ones(2, 2, dtype=torch.complex64)}, TypeError, "real floating dtype"),
         ({"matrix": torch.ones(2, 2), "method": "ns"}, ValueError, "`method`.*zolotarev.*'ns'"),

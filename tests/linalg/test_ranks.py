@@ -59,7 +59,8 @@ def test_a_zero_or_non_finite_matrix_has_no_rank_and_does_not_disturb_its_batch(
 
 
 @pytest.mark.parametrize(
-    "value, error", [(torch.ones(3), ValueError), (torch.ones(2, 0), ValueError), (torch.eye(2).int(), TypeError)]
+    "value, error",
+    [(torch.ones(3), ValueError), (torch.ones(2, 0), ValueError), (torch.eye(2).int(), TypeError), ([[1.0]], TypeError)],
 )
 def test_what_is_no_real_matrix_is_refused(unchecked_types, value, error):
     with pytest.raises(error, match="`matrix`"):

@@ -138,7 +138,7 @@ def test_bad_settings_are_refused(unchecked_types):
         ({"lr": [1.0]}, "`lr` of `memory.simulate` must have a rate for each of 4 steps; got 1"),
         ({"lr": "cosine"}, "`lr` of `memory.simulate` must be numbers or one of line-search, .*; got 'cosine'"),
         ({"update": lambda w: torch.optim.SGD(w, lr=1.0), "lr": 1.0}, "belong to the optimizer that `update` builds"),
-        ({"gradient": "sampled"}, "`method` of .* must be one of exact, hybrid, mean-field; got 'sampled'"),
+        ({"gradient": "sampled"}, "`gradient` of .* must be one of exact, hybrid, mean-field; got 'sampled'"),
     ):
         with pytest.raises(ValueError, match=message):
             memory.simulate(TASK, **settings)

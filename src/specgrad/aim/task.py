@@ -116,7 +116,7 @@ class Task:
                 )
             if self.dim is not None and not all(round(r * self.dim) >= 1 for r in ratios):
                 raise ValueError(
-                    f"`{name}` of `aim.Task` must give a rank >= 1, that is be at least {0.5 / self.dim:.3g} at dim "
+                    f"`{name}` of `aim.Task` must give a rank >= 1, that is be more than {0.5 / self.dim:.3g} at dim "
                     f"{self.dim}; got {getattr(self, name)}."
                 )
         for name in ("student_scale", "teacher_scale"):

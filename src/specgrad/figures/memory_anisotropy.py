@@ -28,7 +28,7 @@ FIGURE = "figure 6: Muon against Newton for anisotropic embeddings; whitened Muo
 EXPERIMENT = "memory-anisotropy"
 CODE = (*SHARED_CODE, "specgrad.figures.memory_anisotropy")
 _UPDATES: tuple[memory.Update, ...] = ("newton", "whitened_muon", "muon", "gd")
-MINUTES = {"quick": 0.1}
+MINUTES = {"quick": 0.1, "paper": 3}
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ PAPER = "kim2026"
 FIGURE = "figures 1b and 3: capacity against batch size"
 EXPERIMENT = "memory-batch"
 CODE = (*SHARED_CODE, "specgrad.figures.memory_batch")
-MINUTES = {"quick": 0.1}
+MINUTES = {"quick": 0.1, "paper": 4}
 
 # `count` has a spurious peak where a batch holds about d distinct items, because unseen items add no noise.
 _METRIC = "top90"

@@ -24,7 +24,7 @@ FIGURE = "a numerical method for figures 4 and 5 at large N; ours"
 EXPERIMENT = "memory-hybrid"
 CODE = (*SHARED_CODE, "specgrad.figures.memory_hybrid")
 _METHODS: tuple[Method, ...] = ("mean-field", "hybrid")
-MINUTES = {"quick": 0.2}
+MINUTES = {"quick": 0.2, "paper": 11}
 
 # Estimates are calibrated while the logits of mean-field rows spread less than this share of sqrt(log N).
 _TRUSTED = 0.9

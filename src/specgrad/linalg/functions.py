@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from specgrad.linalg.checks import check_matrix, check_real
 from specgrad.linalg.exact import svd_rank_tolerance
 
 Elementwise = Callable[[Tensor], Tensor]
@@ -58,7 +59,7 @@ def h_lambda(matrix: Float[Tensor, "*#batch m n"], lam: float | Float[Tensor, "*
 
     Source: Kim, Nichani, Wu, Bietti and Lee (arXiv 2603.26554), the update of section 3; analysed in Theorem 4.1.
     """
-    _check_matrix("h_lambda", matrix)
+    check_matrix("h_lambda", matrix)
     damping = _check_lam("h_lambda", lam, matrix.device)
     shape = _broadcast("h_lambda", matrix=matrix.shape[:-2], lam=damping.shape)
     if matrix.numel() == 0:
@@ -101,7 +102,7 @@ def spectral_function(
 
     Source: Kim, Nichani, Wu, Bietti and Lee (arXiv 2603.26554), section 5.1; Higham, Functions of Matrices (2008), ch. 8.
     """
-    _check_matrix("spectral_function", matrix)
+    check_matrix("spectral_function", matrix)
     if callable(function):
         if matrix.numel() == 0:
             return matrix.clone()
@@ -322,21 +323,10 @@ def _apply(argument: str, function: Elementwise, name: str, values: Tensor) -> T
     return result.double()
 
 
-def _check_matrix(name: str, matrix: Tensor) -> None:
-    if not matrix.dtype.is_floating_point:
-        raise TypeError(f"`matrix` of `{name}` must have a real floating dtype; got {matrix.dtype}.")
-    if matrix.ndim < 2:
-        raise ValueError(
-            f"`matrix` of `{name}` must have at least two axes (batch, rows, columns); got shape {tuple(matrix.shape)}. "
-            "Reshape a vector to one row or one column."
-        )
-
-
 def _check_signal(name: str, matrix: Tensor, u: Tensor, v: Tensor) -> None:
-    _check_matrix(name, matrix)
+    check_matrix(name, matrix)
     for argument, vector, size, side in (("u", u, matrix.shape[-2], "row"), ("v", v, matrix.shape[-1], "column")):
-        if not vector.dtype.is_floating_point:
-            raise TypeError(f"`{argument}` of `{name}` must have a real floating dtype; got {vector.dtype}.")
+        check_real(name, argument, vector)
         if vector.ndim < 1 or vector.shape[-1] != size:
             raise ValueError(
                 f"`{argument}` of `{name}` must have one entry per {side} of `matrix`, {size} on its last axis; "

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from specgrad.linalg.checks import check_matrix
 from specgrad.linalg.remez import OddPolynomial, optimal_composition
 
 Normalisation = Literal["schatten8", "frobenius"]
@@ -162,13 +163,7 @@ def _check(
     matrix: Tensor, polynomials: tuple[OddPolynomial, ...], dtype: torch.dtype | None, normalisation: str
 ) -> torch.dtype:
     """Refuses what cannot be computed; returns the working dtype."""
-    if not matrix.dtype.is_floating_point:
-        raise TypeError(f"`matrix` of `polar_newton_schulz` must have a real floating dtype; got {matrix.dtype}.")
-    if matrix.ndim < 2:
-        raise ValueError(
-            f"`matrix` of `polar_newton_schulz` must have at least two axes (batch, rows, columns); got shape "
-            f"{tuple(matrix.shape)}. Reshape a vector to one row or one column."
-        )
+    check_matrix("polar_newton_schulz", matrix)
     if len(polynomials) == 0:
         raise ValueError("`polynomials` of `polar_newton_schulz` must hold at least one polynomial; got none.")
     if normalisation not in get_args(Normalisation):

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from specgrad.linalg.backend import Backend, bfloat16_pays, exact_products, resolve_backend
+from specgrad.linalg.checks import check_matrix
 from specgrad.linalg.eigh import polar_eigh, polar_strict
 from specgrad.linalg.exact import polar_svd
 from specgrad.linalg.newton_schulz import polar_newton_schulz
@@ -179,13 +180,7 @@ def _finite_only(kernel: Callable[[Tensor], Tensor], matrix: Float[Tensor, "*bat
 
 
 def _check(matrix: Tensor, method: str, mode: str, dtype: object) -> None:
-    if not matrix.dtype.is_floating_point:
-        raise TypeError(f"`matrix` of `polar_factor` must have a real floating dtype; got {matrix.dtype}.")
-    if matrix.ndim < 2:
-        raise ValueError(
-            f"`matrix` of `polar_factor` must have at least two axes (batch, rows, columns); got shape "
-            f"{tuple(matrix.shape)}. Reshape a vector to one row or one column."
-        )
+    check_matrix("polar_factor", matrix)
     for name, value, allowed in (("method", method, get_args(Method)), ("mode", mode, get_args(Mode))):
         if value not in allowed:
             raise ValueError(f"`{name}` of `polar_factor` must be one of {', '.join(allowed)}; got {value!r}.")

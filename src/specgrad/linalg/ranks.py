@@ -8,9 +8,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from specgrad.linalg.backend import exact_products, gram_of_rows
+from specgrad.linalg.checks import check_real
 
 
-@torch.no_grad()
 def singular_values(matrix: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch k"]:
     """Singular values in descending order, in float64; NaN for a non-finite matrix.
 
@@ -20,10 +20,14 @@ def singular_values(matrix: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batc
         >>> singular_values(torch.tensor([[0.0, 3.0], [1.0, 0.0]])).tolist()
         [3.0, 1.0]
     """
-    if not matrix.dtype.is_floating_point:
-        raise TypeError(f"`matrix` must have a real floating dtype; got {matrix.dtype}.")
+    return _values("singular_values", matrix)
+
+
+@torch.no_grad()
+def _values(function: str, matrix: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch k"]:
+    check_real(function, "matrix", matrix)
     if matrix.ndim < 2 or 0 in matrix.shape[-2:]:
-        raise ValueError(f"`matrix` must have two non-empty last axes; got shape {tuple(matrix.shape)}.")
+        raise ValueError(f"`matrix` of `{function}` must have two non-empty last axes; got shape {tuple(matrix.shape)}.")
     finite = matrix.isfinite().all(dim=-1).all(dim=-1)[..., None, None]
     values = torch.linalg.svdvals(torch.where(finite, matrix.double(), 0))
     return torch.where(finite[..., 0], values, torch.nan)
@@ -52,12 +56,12 @@ def short_gram(matrix: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch k k
 
 def spectral_norm(matrix: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch"]:
     """Largest singular value, float64."""
-    return singular_values(matrix)[..., 0]
+    return _values("spectral_norm", matrix)[..., 0]
 
 
 def nuclear_norm(matrix: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch"]:
     """Sum of the singular values, float64."""
-    return singular_values(matrix).sum(-1)
+    return _values("nuclear_norm", matrix).sum(-1)
 
 
 def stable_rank(matrix: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch"]:
@@ -79,7 +83,7 @@ def stable_rank(matrix: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch"]:
 
     Source: Davis and Drusvyatskiy (arXiv 2512.04299), section 1.
     """
-    return stable_rank_of_squares(_relative(singular_values(matrix)).square())
+    return stable_rank_of_squares(_relative(_values("stable_rank", matrix)).square())
 
 
 def nuclear_rank(matrix: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch"]:
@@ -103,7 +107,7 @@ def nuclear_rank(matrix: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch"]
 
     Source: Davis and Drusvyatskiy (arXiv 2512.04299), section 1.
     """
-    return nuclear_rank_of_squares(_relative(singular_values(matrix)).square())
+    return nuclear_rank_of_squares(_relative(_values("nuclear_rank", matrix)).square())
 
 
 def _relative(values: Float[Tensor, "*batch k"]) -> Float[Tensor, "*batch k"]:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from jaxtyping import Float
@@ -168,6 +168,8 @@ def simulate(
     Source: Kim, Nichani, Wu, Bietti and Lee (arXiv 2603.26554), section 5.2 and Figures 4 and 5.
     """
     check_run(steps, batch_size, momentum, weight_decay)
+    if gradient not in get_args(Method):
+        raise ValueError(f"`gradient` of `memory.simulate` must be one of {', '.join(get_args(Method))}; got {gradient!r}.")
     check_options(update, options)
     adapter = _Adapter(task, update) if callable(update) else None
     if adapter is not None and (lr is not None or momentum or weight_decay):
