@@ -210,7 +210,10 @@ def _scipy_single(x: Float[Tensor, "m n"], sign: RationalSign, out: Float[Tensor
         left = work if left is None else np.add(left, work, out=left)
     assert left is not None
     left[index, index] += 1
-    symm(sign.scale * top**-0.5, left, columns, c=out.numpy().T, side=1, lower=1, overwrite_c=1)
+    found = symm(sign.scale * top**-0.5, left, columns, c=out.numpy().T, side=1, lower=1, overwrite_c=1)
+    # SciPy promises no more than that it may write into `c`.
+    if found.ctypes.data != out.data_ptr():
+        out.copy_(torch.from_numpy(found.T))
     return True
 
 
