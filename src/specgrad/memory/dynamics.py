@@ -167,9 +167,7 @@ def simulate(
 
     Source: Kim, Nichani, Wu, Bietti and Lee (arXiv 2603.26554), section 5.2 and Figures 4 and 5.
     """
-    check_run(steps, batch_size, momentum, weight_decay)
-    if gradient not in get_args(Method):
-        raise ValueError(f"`gradient` of `memory.simulate` must be one of {', '.join(get_args(Method))}; got {gradient!r}.")
+    check_run(steps, batch_size, momentum, weight_decay, gradient)
     check_options(update, options)
     adapter = _Adapter(task, update) if callable(update) else None
     if adapter is not None and (lr is not None or momentum or weight_decay):
@@ -303,8 +301,13 @@ class _Adapter:
             self.optimizer.load_state_dict(run.optimizer)
 
 
-def check_run(steps: int, batch_size: int | None, momentum: float | int = 0.0, weight_decay: float | int = 0.0) -> None:
+def check_run(
+    steps: int, batch_size: int | None, momentum: float | int = 0.0, weight_decay: float | int = 0.0,
+    gradient: str = "exact",
+) -> None:  # fmt: skip
     """Refuses settings out of range."""
+    if gradient not in get_args(Method):
+        raise ValueError(f"`gradient` of `memory.simulate` must be one of {', '.join(get_args(Method))}; got {gradient!r}.")
     check_integer("memory.simulate", "steps", steps)
     if batch_size is not None:
         check_integer("memory.simulate", "batch_size", batch_size)
